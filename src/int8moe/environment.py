@@ -1,0 +1,88 @@
+"""The INT8MOE_* variables: one reader each, and a warning for a name that nobody reads."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+
+from .errors import ConfigError
+
+VARIABLES = {
+    "INT8MOE_KERNEL": "name of the kernel to use; it is used or an error is raised",
+    "INT8MOE_PLUGINS": "comma-separated plugin names that may load; all others are blocked",
+    "INT8MOE_DISABLE_PLUGINS": "comma-separated plugin names that may not load",
+    "INT8MOE_STRICT": "1: a broken plugin raises instead of being listed",
+    "INT8MOE_MAX_ISA": "highest instruction-set tier that automatic selection may take",
+    "INT8MOE_NUM_THREADS": "workers per parallel region",
+    "INT8MOE_LOG": "debug, info, warning or error",
+    "INT8MOE_CACHE_DIR": "where packed weights are cached",
+    "INT8MOE_VLLM": "0 switches the vLLM integration off",
+}
+
+logger = logging.getLogger("int8moe")
+
+
+def names(variable: str) -> frozenset[str] | None:
+    """The comma-separated names of a variable; None when it is not set."""
+    text = os.environ.get(variable)
+    if text is None:
+        return None
+    return frozenset(word.strip() for word in text.split(",") if word.strip())
+
+
+def text(variable: str) -> str | None:
+    """The value of a variable, stripped; None when it is not set or empty."""
+    return (os.environ.get(variable) or "").strip() or None
+
+
+def flag(variable: str) -> bool:
+    """Whether a variable is switched on."""
+    value = (os.environ.get(variable) or "").strip().lower()
+    if value in ("", "0", "false", "no", "off"):
+        return False
+    if value in ("1", "true", "yes", "on"):
+        return True
+    raise ConfigError(f"{variable}={value!r}: set it to 1 or 0")
+
+
+def num_threads_setting() -> int | None:
+    """INT8MOE_NUM_THREADS as a number, or None when it is not set."""
+    value = text("INT8MOE_NUM_THREADS")
+    if value is None:
+        return None
+    if not value.isdecimal() or not 1 <= int(value) <= 4096:
+        raise ConfigError(f"INT8MOE_NUM_THREADS={value!r}: set a whole number from 1 to 4096, or unset it")
+    return int(value)
+
+
+def configure_logging() -> None:
+    """Apply INT8MOE_LOG to the "int8moe" logger."""
+    level = text("INT8MOE_LOG")
+    if level is None:
+        return
+    if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"INT8MOE_LOG={level!r}: set debug, info, warning or error")
+    logger.setLevel(level.upper())
+
+
+def unknown_variables() -> list[str]:
+    """One line for each INT8MOE_* variable that nothing reads, with near names."""
+    lines = []
+    for name in sorted(os.environ):
+        if name.startswith("INT8MOE_") and name not in VARIABLES and not name.startswith("INT8MOE_TEST_"):
+            near = difflib.get_close_matches(name, VARIABLES, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(VARIABLES)}"
+            lines.append(f"{name} is set, but nothing reads it; {hint}")
+    return lines
+
+
+_warned: set[str] = set()
+
+
+def warn_unknown_variables() -> None:
+    """Log each of :func:`unknown_variables` once per process."""
+    for line in unknown_variables():
+        if line not in _warned:
+            _warned.add(line)
+            logger.warning("%s", line)

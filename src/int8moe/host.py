@@ -1,0 +1,149 @@
+"""What the operating system says about this machine: feature words, and how many threads are ours.
+
+The core gives feature words no meaning; it passes them through as the system spells them. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from .contracts import HostInfo
+from .environment import num_threads_setting
+
+_FEATURE_KEYS = ("flags", "features")  # of /proc/cpuinfo, compared in lower case
+
+
+def detect_host(proc: str | Path = "/proc", sys: str | Path = "/sys") -> HostInfo:
+    """Describe this machine.
+
+    Args:
+        proc: where procfs is mounted; a test may hand in a folder of its own.
+        sys: the same for sysfs (control groups lie in ``<sys>/fs/cgroup``).
+    """
+    threads, source = _threads(Path(proc), Path(sys))
+    return HostInfo(
+        machine=platform.machine(),
+        system=platform.system(),
+        features=_features(Path(proc)),
+        num_threads=threads,
+        num_threads_source=source,
+    )
+
+
+def _features(proc: Path) -> frozenset[str]:
+    try:
+        text = (proc / "cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _sysctl_features() if platform.system() == "Darwin" else frozenset()
+    words: set[str] | None = None
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon and key.strip().lower() in _FEATURE_KEYS:
+            # Cores may differ: only what every one of them has is safe, since a thread may move.
+            words = set(value.split()) if words is None else words & set(value.split())
+    return frozenset(words or ())
+
+
+def _sysctl_features() -> frozenset[str]:
+    """Names below ``hw.optional`` that are 1, without their prefix, and the words of machdep.cpu.*features."""
+    try:
+        text = subprocess.run(
+            ["sysctl", "hw.optional", "machdep.cpu"], capture_output=True, text=True, timeout=5, check=False
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return frozenset()
+    words: set[str] = set()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.startswith("hw.optional.") and value.strip() == "1":
+            words.add(key.rpartition(".")[2].lower())
+        elif key.startswith("machdep.cpu.") and key.endswith("features"):
+            words.update(value.lower().split())
+    return frozenset(words)
+
+
+def _threads(proc: Path, sys: Path) -> tuple[int, str]:
+    setting = num_threads_setting()
+    if setting is not None:
+        return setting, "INT8MOE_NUM_THREADS"
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    share, source = _cgroup_share(proc, sys)
+    if share < affinity:
+        return max(1, math.floor(share)), source
+    return affinity, "CPU affinity"
+
+
+def _cgroup_share(proc: Path, sys: Path) -> tuple[float, str]:
+    """CPUs that the tightest control group around this process grants, and the file that says so."""
+    best, source = math.inf, ""
+    for quota_file, quota, period in _cgroup_quotas(proc, sys):
+        if quota > 0 and period > 0 and quota / period < best:
+            best, source = quota / period, f"{quota_file.relative_to(sys)} ({quota} / {period})"
+    return best, source
+
+
+def _cgroup_quotas(proc: Path, sys: Path) -> Iterator[tuple[Path, int, int]]:
+    root = sys / "fs" / "cgroup"
+    paths = {"": "/", "cpu": "/"}  # controller -> path; "" is the unified hierarchy
+    with contextlib.suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            for controller in controllers.split(","):
+                paths[controller] = path
+    for directory in _up_to_root(root, paths[""]):
+        words = _words(directory / "cpu.max")
+        if len(words) == 2 and words[0] != "max":
+            with contextlib.suppress(ValueError):
+                yield directory / "cpu.max", int(words[0]), int(words[1])
+    for directory in _up_to_root(root / "cpu", paths["cpu"]):
+        quota, period = _words(directory / "cpu.cfs_quota_us"), _words(directory / "cpu.cfs_period_us")
+        if quota and period:
+            with contextlib.suppress(ValueError):
+                yield directory / "cpu.cfs_quota_us", int(quota[0]), int(period[0])
+
+
+def _up_to_root(root: Path, path: str) -> Iterator[Path]:
+    # Inside a container the path may not exist below the mount: the ancestors that do are read.
+    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+    for depth in range(len(parts), -1, -1):
+        yield root.joinpath(*parts[:depth])
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+@lru_cache(maxsize=1)
+def this_host() -> HostInfo:
+    """This machine, looked at once per process."""
+    return detect_host()
+
+
+_override: int | None = None
+
+
+def thread_limit() -> int:
+    """Most workers that a kernel may use in one parallel region; kernels take the lesser of this and torch's."""
+    return this_host().num_threads if _override is None else _override
+
+
+@contextlib.contextmanager
+def override_thread_limit(count: int) -> Iterator[None]:
+    """For tests: answer ``count`` from :func:`thread_limit` meanwhile."""
+    global _override
+    previous, _override = _override, count
+    try:
+        yield
+    finally:
+        _override = previous

@@ -1,0 +1,403 @@
+"""FusedMoE: the routed experts of one MoE layer, from selection to forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .binding import BoundKernel, bind, choose
+from .contracts import MoEConfig, SelectionReport, WeightLayout
+from .errors import ConfigError, Int8MoEError, UnsupportedInputError, WeightLayoutError
+from .loading import ParameterValue, validate
+from .weights import EMPTY, PACKED, ExpertWeights
+
+__all__ = ["FusedMoE"]
+
+_ID_DTYPES = (torch.int32, torch.int64)
+_WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class FusedMoE(ExpertWeights):
+    """The routed experts of one layer, run by the best kernel that is installed. Inference only.
+
+    The order is: make, load, ``process_weights_after_loading()`` (the selected kernel packs), call.
+
+    Args:
+        config: what the layer computes.
+        kernel: name of a kernel, which is then used or an error is raised; None = INT8MOE_KERNEL, else the best.
+        expert_map: ``[num_experts]`` global to local expert id, -1 for experts that live elsewhere; None = all here.
+        device: where the weights live.
+
+    Attributes:
+        kernel: the bound kernel; ``kernel.name`` is "<namespace>.<kernel>".
+        selection: SelectionReport: the choice, and every rejected candidate with its reason.
+
+    Raises:
+        NoKernelError: no kernel can serve the config, with every reason.
+    """
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        *,
+        kernel: str | None = None,
+        expert_map: Tensor | Sequence[int] | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if expert_map is not None:
+            config, expert_map = _with_expert_map(config, expert_map)
+        elif config.has_expert_map:
+            raise ConfigError("the config has has_expert_map=True: give FusedMoE the expert_map")
+        bound, report = choose(config, kernel=kernel, device=str(device))
+        super().__init__(config, expert_map=expert_map, device=device)
+        self.kernel: BoundKernel = bound
+        self.selection: SelectionReport = report
+        self._op_arguments: tuple[Any, ...] = ()
+
+    # ---- weights -----------------------------------------------------------------------------------------
+
+    @property
+    def weight_layout(self) -> WeightLayout | None:
+        """How the weights are packed; None before process_weights_after_loading()."""
+        return self.layout
+
+    def _make_room(self) -> None:
+        size = self.kernel.packed_expert_nbytes
+        self.allocate(None if size is None else size(self.config))
+
+    def load_weights(
+        self,
+        *,
+        w13_weight: ParameterValue,
+        w13_weight_scale: ParameterValue,
+        w2_weight: ParameterValue,
+        w2_weight_scale: ParameterValue,
+        w13_bias: ParameterValue | None = None,
+        w2_bias: ParameterValue | None = None,
+        gate_up_layout: str = "stacked",
+    ) -> None:
+        """Copy the weights of all (local) experts in; the caller's tensors are neither kept nor written.
+
+        Args:
+            w13_weight: int8 ``[E, 2I, H]``, gate rows first (``[E, I, H]`` without a gate), or a pair (gate, up)
+                of ``[E, I, H]``.
+            w13_weight_scale: ``[E, 2I]``, a trailing 1 accepted; or one a tensor: ``[E]``, ``[E, 1]``, ``[E, 2]``
+                (gate, up), a number. fp32, bf16 or fp16; kept as fp32. Or a pair (gate, up).
+            w2_weight: int8 ``[E, H, I]``.
+            w2_weight_scale: ``[E, H]``, a trailing 1 accepted; or ``[E]``, ``[E, 1]``, a number.
+            w13_bias: ``[E, 2I]`` where the config has a bias.
+            w2_bias: ``[E, H]`` where the config has a bias.
+            gate_up_layout: "stacked", or "interleaved" when w13's rows are g0, u0, g1, u1, ...
+
+        Raises:
+            WeightLayoutError: wrong shape or dtype, a scale that is NaN, infinite or negative (the text names the
+                parameter and the experts), or the layer is packed already.
+        """
+        if self.state == EMPTY and not self._expert_stride:
+            self._make_room()
+        self.load(
+            w13_weight=w13_weight,
+            w13_weight_scale=w13_weight_scale,
+            w2_weight=w2_weight,
+            w2_weight_scale=w2_weight_scale,
+            w13_bias=w13_bias,
+            w2_bias=w2_bias,
+            gate_up_layout=gate_up_layout,
+        )
+
+    def load_expert_weights(
+        self,
+        expert: int,
+        *,
+        w13_weight: ParameterValue,
+        w13_weight_scale: ParameterValue,
+        w2_weight: ParameterValue,
+        w2_weight_scale: ParameterValue,
+        w13_bias: ParameterValue | None = None,
+        w2_bias: ParameterValue | None = None,
+        gate_up_layout: str = "stacked",
+    ) -> bool:
+        """Copy one expert in, given by its global id; shapes are those of load_weights without E.
+
+        Returns:
+            Whether it was stored; False for an expert that the expert_map places elsewhere.
+
+        Raises:
+            WeightLayoutError: as load_weights.
+        """
+        if not 0 <= expert < self.config.num_experts:
+            raise WeightLayoutError(
+                f"{self.layer_name}: expert {expert} does not exist; ids are 0 to {self.config.num_experts - 1}"
+            )
+        local = expert if self.expert_map is None else int(self.expert_map[expert])
+        if local < 0:
+            return False
+        if self.state == EMPTY and not self._expert_stride:
+            self._make_room()
+        self.load_one(
+            local,
+            w13_weight=w13_weight,
+            w13_weight_scale=w13_weight_scale,
+            w2_weight=w2_weight,
+            w2_weight_scale=w2_weight_scale,
+            w13_bias=w13_bias,
+            w2_bias=w2_bias,
+            gate_up_layout=gate_up_layout,
+        )
+        return True
+
+    def process_weights_after_loading(self) -> None:
+        """Let the selected kernel pack the weights; a second call is a no-op.
+
+        Raises:
+            WeightLayoutError: experts are not loaded, or packing failed (the layer is empty then: load again).
+        """
+        self.pack(self.kernel, expected_layout=self.kernel.spec.layout)
+        self._op_arguments = ops.op_arguments(self, self.kernel.name)
+
+    def reload_weights(self, *, gate_up_layout: str = "stacked", **parameters: ParameterValue | None) -> None:
+        """Replace all weights, whatever the state, and pack; the result is that of a fresh layer, bit for bit.
+
+        Args:
+            gate_up_layout: as load_weights.
+            **parameters: those of load_weights.
+
+        Raises:
+            WeightLayoutError: as load_weights; then the old weights still stand.
+        """
+        validate(self, parameters, gate_up_layout, expert=None)
+        self.reset()
+        self._make_room()
+        self.load(gate_up_layout=gate_up_layout, **parameters)
+        self.process_weights_after_loading()
+
+    def restore_weights(self) -> None:
+        """Turn packed weights back into the canonical tensors (state LOADED).
+
+        Raises:
+            WeightLayoutError: the kernel has no restore_weights hook.
+        """
+        self.unpack(self.kernel)
+
+    def reset(self) -> None:
+        """Release all weights, and what the kernel kept for its calls (state EMPTY)."""
+        self.clear()
+        release = getattr(self.kernel.implementation, "release_scratch", None)
+        if callable(release):
+            release()
+
+    def _accept_layout(self, layout: WeightLayout) -> None:
+        mine = self.kernel.layout
+        if mine is not None and mine.tag != layout.tag:
+            raise WeightLayoutError(
+                f"{self.layer_name}: the state is packed as {layout.tag}, kernel {self.kernel.name} reads {mine.tag}; "
+                "load canonical weights (restore_weights() before state_dict()), or name the kernel that packed it"
+            )
+
+    def _load_from_state_dict(self, *arguments: Any, **keywords: Any) -> None:
+        super()._load_from_state_dict(*arguments, **keywords)
+        if self.state == PACKED:
+            self._op_arguments = ops.op_arguments(self, self.kernel.name)
+
+    # ---- forward -----------------------------------------------------------------------------------------
+
+    def forward(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Run the routed experts.
+
+        Args:
+            hidden_states: ``[M, H]`` or ``[..., H]``, bfloat16, float16 or float32, any strides.
+            topk_weights: ``[M, k]`` (or ``[..., k]``), any float dtype.
+            topk_ids: ``[M, k]`` (or ``[..., k]``), int32 or int64, global expert ids. A slot whose id is negative,
+                too large or mapped to -1 contributes nothing.
+            out: where to write; same shape, dtype and device as hidden_states. None = a new tensor.
+
+        Returns:
+            ``out``, or a new tensor like hidden_states. Inputs are never written, and no input is returned.
+
+        Raises:
+            WeightLayoutError: the weights were never packed, or by another kernel.
+            UnsupportedInputError: a shape, dtype or device that the layer does not take.
+        """
+        if self.state != PACKED:
+            raise self._not_packed()
+        self._check_inputs(hidden_states, topk_weights, topk_ids)
+        hidden_size, top_k = self.config.hidden_size, self.config.top_k
+        shape = hidden_states.shape
+        if hidden_states.dim() != 2:
+            hidden_states = hidden_states.reshape(-1, hidden_size)
+            topk_weights = topk_weights.reshape(-1, top_k)
+            topk_ids = topk_ids.reshape(-1, top_k)
+        if _must_use_operator(hidden_states, topk_weights):
+            result = ops.fused_experts(
+                hidden_states, topk_weights, topk_ids,
+                self.w13_weight, self.w13_weight_scale, self.w13_bias,
+                self.w2_weight, self.w2_weight_scale, self.w2_bias, self.expert_map,
+                [self.aux[name] for name in self.aux], list(self.aux), *self._op_arguments,
+            )  # fmt: skip
+            result = result.view(shape)
+            return result if out is None else self._checked_out(out, shape, result).copy_(result)
+        if self._tag != self._op_arguments[1]:
+            raise WeightLayoutError(
+                f"{self.layer_name}: the weights are tagged {self._tag or 'not packed'}, kernel {self.kernel.name} "
+                f"reads {self._op_arguments[1]}; reset() and load again"
+            )
+        target = torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
+        if out is not None:
+            self._checked_out(out, shape, target)
+            # Written directly only where no input can be clobbered before it is read.
+            if out.is_contiguous() and not any(
+                _same_storage(out, given) for given in (hidden_states, topk_weights, topk_ids)
+            ):
+                target = out.view(hidden_states.shape)
+        self.kernel.apply(self, hidden_states, topk_weights, topk_ids, target)
+        if out is None:
+            return target.view(shape)
+        if target.data_ptr() != out.data_ptr() or not out.is_contiguous():
+            out.copy_(target.view(shape))
+        return out
+
+    def forward_sorted(
+        self,
+        rows: Tensor,
+        num_tokens_per_expert: Tensor | Sequence[int],
+        *,
+        row_scales: Tensor | None = None,
+    ) -> Tensor:
+        """Run experts on rows that are sorted by local expert already, without router weights.
+
+        Args:
+            rows: ``[T, H]`` bfloat16, float16 or float32; or int8 with row_scales.
+            num_tokens_per_expert: ``[local experts]``, how many of the rows each expert takes, in order.
+            row_scales: fp32 ``[T]`` for int8 rows.
+
+        Returns:
+            fp32 ``[T, H]``: step 7 of docs/numerics.md for each row.
+
+        Raises:
+            Int8MoEError: the kernel has no apply_rows hook.
+            WeightLayoutError: the weights were never packed.
+            UnsupportedInputError: wrong shapes or dtypes, or counts that do not add up to T.
+        """
+        if self.state != PACKED:
+            raise self._not_packed()
+        if self.kernel.apply_rows is None:
+            raise Int8MoEError(
+                f"kernel {self.kernel.name} has no apply_rows hook, which forward_sorted needs; "
+                "call the layer with topk_ids, or name another kernel"
+            )
+        counts = torch.as_tensor(num_tokens_per_expert).detach().to("cpu", torch.int64).contiguous()
+        local = self.config.local_experts
+        if rows.dim() != 2 or rows.shape[1] != self.config.hidden_size:
+            raise self._bad("rows", rows, f"[T, {self.config.hidden_size}]")
+        if counts.shape != (local,) or bool((counts < 0).any()) or int(counts.sum()) != rows.shape[0]:
+            raise UnsupportedInputError(
+                f"{self.layer_name}: num_tokens_per_expert is {counts.tolist()}; give {local} counts that add up to "
+                f"{rows.shape[0]}, the number of rows"
+            )
+        if row_scales is None:
+            self._check_dtype("rows", rows)
+        elif rows.dtype != torch.int8 or row_scales.dtype != torch.float32 or row_scales.shape != rows.shape[:1]:
+            raise UnsupportedInputError(
+                f"{self.layer_name}: rows {rows.dtype} with row_scales {row_scales.dtype} {list(row_scales.shape)}; "
+                f"give int8 rows with float32 [{rows.shape[0]}]"
+            )
+        out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
+        self.kernel.apply_rows(self, rows.detach(), row_scales, counts, out)
+        return out
+
+    def _not_packed(self) -> WeightLayoutError:
+        todo = "call process_weights_after_loading() first"
+        if self.state == EMPTY:
+            todo = "call load_weights(...) and process_weights_after_loading() first"
+        return WeightLayoutError(
+            f"{self.layer_name} (kernel {self.kernel.name}) is {self.state}, its weights were never packed; {todo}"
+        )
+
+    def _bad(self, name: str, tensor: Tensor, wanted: str) -> UnsupportedInputError:
+        return UnsupportedInputError(
+            f"{self.layer_name}: {name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; wanted is {wanted}"
+        )
+
+    def _check_dtype(self, name: str, tensor: Tensor) -> None:
+        allowed = (self.config.hidden_dtype,) if self.config.hidden_dtype is not None else self.kernel.spec.dtypes
+        if str(tensor.dtype).removeprefix("torch.") not in allowed:
+            raise self._bad(name, tensor, " or ".join(allowed))
+
+    def _check_inputs(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> None:
+        config = self.config
+        if hidden_states.dim() < 1 or hidden_states.shape[-1] != config.hidden_size:
+            raise self._bad("hidden_states", hidden_states, f"[..., {config.hidden_size}]")
+        self._check_dtype("hidden_states", hidden_states)
+        wanted = (*hidden_states.shape[:-1], config.top_k)
+        flat = (hidden_states.numel() // config.hidden_size, config.top_k)
+        for name, tensor, dtypes in (
+            ("topk_weights", topk_weights, _WEIGHT_DTYPES),
+            ("topk_ids", topk_ids, _ID_DTYPES),
+        ):
+            if tensor.shape != wanted and tensor.shape != flat:
+                raise self._bad(name, tensor, f"{list(wanted)}")
+            if tensor.dtype not in dtypes:
+                raise self._bad(name, tensor, " or ".join(str(d).removeprefix("torch.") for d in dtypes))
+            if tensor.device != hidden_states.device:
+                raise self._bad(name, tensor, f"on {hidden_states.device}, as hidden_states")
+        if hidden_states.device != self.w13_weight_scale.device:
+            raise self._bad("hidden_states", hidden_states, f"on {self.w13_weight_scale.device}, as the weights")
+
+    def _checked_out(self, out: Tensor, shape: torch.Size, like: Tensor) -> Tensor:
+        if out.shape != shape or out.dtype != like.dtype or out.device != like.device:
+            raise self._bad("out", out, f"{like.dtype} {list(shape)} on {like.device}")
+        return out
+
+    # ---- copies ------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "kernel": self.kernel.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "kernel": bind(state["kernel"])})
+
+    def extra_repr(self) -> str:
+        """Sizes, kernel and state, for print(model)."""
+        c = self.config
+        return (
+            f"num_experts={c.num_experts}, top_k={c.top_k}, hidden_size={c.hidden_size}, "
+            f"intermediate_size={c.intermediate_size}, activation={c.activation}, kernel={self.kernel.name}, "
+            f"{self.state}"
+        )
+
+
+def _same_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _must_use_operator(hidden_states: Tensor, topk_weights: Tensor) -> bool:
+    """Whether somebody is watching (a tracer, a dispatch mode, autograd), who has to see the operator."""
+    return (
+        torch.compiler.is_compiling()
+        or type(hidden_states) not in (Tensor, torch.nn.Parameter)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.jit.is_tracing()
+        or (torch.is_grad_enabled() and (hidden_states.requires_grad or topk_weights.requires_grad))
+    )
+
+
+def _with_expert_map(config: MoEConfig, expert_map: Tensor | Sequence[int]) -> tuple[MoEConfig, Tensor]:
+    """Check an expert_map, and write what it implies into the config."""
+    table = torch.as_tensor(expert_map).detach().to("cpu", torch.int32).clone()
+    if tuple(table.shape) != (config.num_experts,):
+        raise ConfigError(f"expert_map has shape {list(table.shape)}; give one local id or -1 for each of the "
+                          f"{config.num_experts} experts")  # fmt: skip
+    held = sorted(local for local in table.tolist() if local >= 0)
+    count = config.num_local_experts if config.num_local_experts is not None else len(held)
+    if held != list(range(count)) or min(table.tolist(), default=-1) < -1:
+        raise ConfigError(
+            f"expert_map places {held}: its local ids have to be 0 to {count - 1}, each once, and -1 elsewhere"
+        )
+    return config.model_copy(update={"has_expert_map": True, "num_local_experts": count}), table

@@ -1,0 +1,413 @@
+"""docs/numerics.md in eager torch: the definition of every bit, and the kernel ``reference.torch``.
+
+Only IEEE-correct fp32 operations are used, one rounding each. Integer sums are taken in float64, which
+is exact here: every product and partial sum stays below 2**53. Float operations run on blocks small enough
+for torch to keep them in the calling thread, whose floating-point control word is guarded
+(``torch.set_flush_denormal`` in the caller changes no bit).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .contracts import ACTIVATIONS, WeightLayout
+from .hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from .weights import ExpertWeights
+
+# torch keeps an elementwise operation of fewer elements than this in the calling thread.
+_SERIAL_ELEMENTS = 32_768
+
+
+def _f32(value: float) -> float:
+    """The fp32 nearest to ``value``, so that no constant depends on how torch casts Python scalars."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
+
+
+# exp: x = n * ln 2 + r, degree-6 polynomial on |r| <= ln 2 / 2 (coefficients of the Cephes library, expf).
+_LOG2_E = _f32(1.44269504088896341)
+_LN2_HIGH = _f32(0.693359375)  # ten significant bits: n * _LN2_HIGH is exact
+_LN2_LOW = _f32(-2.12194440e-4)
+_EXP_POLYNOMIAL = tuple(
+    map(
+        _f32,
+        (
+            1.9875691500e-4,
+            1.3981999507e-3,
+            8.3334519073e-3,
+            4.1665795894e-2,
+            1.6666665459e-1,
+            5.0000001201e-1,
+        ),
+    )
+)
+_EXP_MIN, _EXP_MAX = -104.0, 89.0  # exp is 0 below, inf above
+
+# erf: Abramowitz and Stegun, Handbook of Mathematical Functions, formula 7.1.26.
+_ERF_P = _f32(0.3275911)
+_ERF_POLYNOMIAL = tuple(map(_f32, (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)))
+
+_SQRT_HALF = _f32(math.sqrt(0.5))
+_GELU_TANH_SCALE = _f32(math.sqrt(2.0 / math.pi))
+_GELU_TANH_CUBIC = _f32(0.044715)
+
+
+@contextlib.contextmanager
+def _ieee_denormals() -> Iterator[None]:
+    """Switch flush-to-zero off in this thread, and put it back."""
+    flushing = bool((torch.full((1,), 2.0**-126) * 0.5 == 0).item())
+    if flushing:
+        torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        if flushing:
+            torch.set_flush_denormal(True)
+
+
+def _in_blocks(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """Apply a row-wise function to blocks of rows that torch handles in the calling thread."""
+    count, width = rows[0].shape
+    block = max(1, (_SERIAL_ELEMENTS - 1) // max(width, 1))
+    if count <= block:
+        return function(*rows)
+    pieces = [function(*(r[i : i + block] for r in rows)) for i in range(0, count, block)]
+    return torch.cat(pieces)
+
+
+def _power_of_two(n: Tensor) -> Tensor:
+    """2**n in fp32 for int32 n in [-126, 127], from its bits."""
+    return ((n + 127) << 23).view(torch.float32)
+
+
+def exp(x: Tensor) -> Tensor:
+    """Return e**x in fp32.
+
+    exp(+inf) = inf, exp(-inf) = 0, exp(NaN) = NaN; inf from about 88.723 on; denormal results are rounded
+    once; relative error <= 4e-7 on [-87.3, 88.7].
+    """
+    x = torch.clamp(x, _EXP_MIN, _EXP_MAX)
+    n = torch.round(x * _LOG2_E)
+    r = x - n * _LN2_HIGH
+    r = r - n * _LN2_LOW
+    p = torch.full_like(r, _EXP_POLYNOMIAL[0])
+    for coefficient in _EXP_POLYNOMIAL[1:]:
+        p = p * r + coefficient
+    p = p * (r * r)
+    p = p + r
+    p = p + 1.0
+    # NaN has no integer: any power of two will do, the product stays NaN.
+    whole = torch.where(torch.isnan(n), torch.zeros_like(n), n).to(torch.int32)
+    half = whole >> 1
+    return (p * _power_of_two(half)) * _power_of_two(whole - half)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent in fp32: copysign((1 - t) / (1 + t), x) with t = exp(-2 |x|); tanh(+-inf) = +-1, NaN stays."""
+    t = exp(-2.0 * torch.abs(x))
+    return torch.copysign(torch.div(1.0 - t, 1.0 + t), x)
+
+
+def erf(x: Tensor) -> Tensor:
+    """Error function in fp32, absolute error <= 5e-7; erf(+-inf) = +-1, NaN stays."""
+    z = torch.abs(x)
+    one = torch.ones_like(z)
+    t = torch.div(one, _ERF_P * z + 1.0)
+    p = torch.full_like(t, _ERF_POLYNOMIAL[0])
+    for coefficient in _ERF_POLYNOMIAL[1:]:
+        p = p * t + coefficient
+    p = p * t
+    return torch.copysign(1.0 - p * exp(-(z * z)), x)
+
+
+def silu(x: Tensor) -> Tensor:
+    """X / (1 + exp(-x))."""
+    return torch.div(x, 1.0 + exp(-x))
+
+
+def gelu(x: Tensor) -> Tensor:
+    """(0.5 x) (1 + erf(x sqrt(1/2)))."""
+    return (0.5 * x) * (1.0 + erf(x * _SQRT_HALF))
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """(0.5 x) (1 + tanh(sqrt(2/pi) (x + 0.044715 ((x x) x))))."""
+    cubic = (x * x) * x
+    inner = (x + cubic * _GELU_TANH_CUBIC) * _GELU_TANH_SCALE
+    return (0.5 * x) * (1.0 + tanh(inner))
+
+
+def swigluoai(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
+    """(u' + 1) (g' / (1 + exp(-(alpha g')))), g' = min(g, limit), u' = clamp(u, -limit, limit)."""
+    alpha, limit = _f32(alpha), _f32(limit)
+    gate = torch.clamp(gate, max=limit)
+    up = torch.clamp(up, -limit, limit)
+    return (up + 1.0) * torch.div(gate, 1.0 + exp(-(gate * alpha)))
+
+
+def activate(d: Tensor, activation: str, *, swiglu_alpha: float = 1.702, swiglu_limit: float = 7.0) -> Tensor:
+    """Step 5: d fp32 ``[rows, 2I]`` (gate, then up) or ``[rows, I]`` without a gate -> fp32 ``[rows, I]``."""
+    if activation == "relu2_no_mul":
+        positive = torch.clamp(d, min=0.0)
+        return positive * positive
+    functions = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+    if activation.endswith("_no_mul"):
+        return functions[activation.removesuffix("_no_mul")](d)
+    gate, up = d.chunk(2, dim=-1)
+    if activation == "swigluoai":
+        return swigluoai(gate, up, swiglu_alpha, swiglu_limit)
+    return functions[activation](gate) * up
+
+
+def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Q of docs/numerics.md: fp32 rows ``[R, n]`` -> (int8 ``[R, n]``, fp32 scales ``[R]``)."""
+    rows = rows.contiguous()
+    if rows.shape[1] == 0 or rows.shape[0] == 0:
+        return rows.to(torch.int8), rows.new_zeros(rows.shape[0])
+    q = _in_blocks(lambda r: _quantize_block(r)[0], rows)
+    scales = _in_blocks(lambda r: _quantize_block(r)[1].unsqueeze(1), rows)
+    return q, scales.squeeze(1)
+
+
+def _quantize_block(rows: Tensor) -> tuple[Tensor, Tensor]:
+    # Compared as integers, so that NaN > Inf > any finite value.
+    amax = (rows.view(torch.int32) & 0x7FFFFFFF).amax(dim=1).view(torch.float32)
+    limit = torch.full_like(amax, 127.0)
+    inverse = torch.div(limit, amax)  # a true division: 127 / amax would be reciprocal() * 127
+    scale = torch.div(amax, limit)
+    finite = torch.isfinite(amax)
+    live = finite & (amax != 0) & torch.isfinite(inverse)
+    scale = torch.where(live, scale, torch.zeros_like(scale))
+    scale = torch.where(finite, scale, torch.full_like(scale, math.nan))
+    inverse = torch.where(live, inverse, torch.zeros_like(inverse))
+    # Rows that are not live may hold Inf or NaN: their products are thrown away before the conversion.
+    scaled = torch.where(live.unsqueeze(1), rows * inverse.unsqueeze(1), torch.zeros_like(rows))
+    q = torch.clamp(torch.round(scaled), -127.0, 127.0).to(torch.int8)
+    return q, scale
+
+
+def integer_matmul(q: Tensor, weight: Tensor) -> Tensor:
+    """Exact ``q [R, K] @ weight [N, K].T`` of int8 operands, as int32 ``[R, N]``."""
+    # float64: products below 2**14, at most 65,793 of them, sums below 2**53.
+    return (q.to(torch.float64) @ weight.to(torch.float64).t()).to(torch.int32)
+
+
+def _dequantize(acc: Tensor, row_scale: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    def block(a: Tensor, s: Tensor) -> Tensor:
+        d = (a.to(torch.float32) * s) * weight_scale
+        return d if bias is None else d + bias
+
+    return _in_blocks(block, acc, row_scale.unsqueeze(1))
+
+
+def round_to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """One rounding of fp32 to the output dtype, half to even; denormals are kept."""
+    if dtype == torch.bfloat16:
+        bits = x.contiguous().view(torch.int32)
+        # Wraps for no finite value; NaN is set apart because rounding could carry it to Inf.
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = torch.where(torch.isnan(x), torch.full_like(rounded, 0x7FC0), rounded)
+        return rounded.to(torch.int16).view(torch.bfloat16)
+    return x.to(dtype)
+
+
+def expert_rows(
+    q: Tensor,
+    scales: Tensor,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w13_bias: Tensor | None,
+    w2: Tensor,
+    w2_scale: Tensor,
+    w2_bias: Tensor | None,
+    *,
+    activation: str,
+    swiglu_alpha: float,
+    swiglu_limit: float,
+) -> Tensor:
+    """Steps 3 to 7 for the quantised rows of one expert: int8 ``[R, H]`` -> un-weighted fp32 ``[R, H]``."""
+    d = _dequantize(integer_matmul(q, w13), scales, w13_scale, w13_bias)
+    h = _in_blocks(
+        lambda block: activate(block, activation, swiglu_alpha=swiglu_alpha, swiglu_limit=swiglu_limit),
+        d,
+    )
+    q2, s2 = quantize_rows(h)
+    return _dequantize(integer_matmul(q2, w2), s2, w2_scale, w2_bias)
+
+
+def _channel_scales(scale: Tensor, experts: int, rows: int) -> Tensor:
+    return scale.to(torch.float32).reshape(experts, rows)
+
+
+def fused_experts(
+    hidden_states: Tensor,
+    w13_weight: Tensor,
+    w13_weight_scale: Tensor,
+    w2_weight: Tensor,
+    w2_weight_scale: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    activation: str = "silu",
+    w13_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
+    expert_map: Tensor | None = None,
+    apply_router_weight_on_input: bool = False,
+    swiglu_alpha: float = 1.702,
+    swiglu_limit: float = 7.0,
+) -> Tensor:
+    """The routed experts of one MoE layer, exactly as docs/numerics.md says.
+
+    Args:
+        hidden_states: ``[M, H]`` bfloat16, float16 or float32, any strides.
+        w13_weight: int8 ``[E, 2I, H]``, gate rows first; ``[E, I, H]`` for activations without a gate.
+        w13_weight_scale: fp32 ``[E, 2I]`` (a trailing 1 is accepted).
+        w2_weight: int8 ``[E, H, I]``.
+        w2_weight_scale: fp32 ``[E, H]`` (a trailing 1 is accepted).
+        topk_weights: ``[M, k]`` of any float dtype, taken to fp32.
+        topk_ids: ``[M, k]`` int32 or int64; global ids. Out-of-range ids contribute nothing.
+        activation: one of ``int8moe.contracts.ACTIVATIONS``.
+        w13_bias: fp32 ``[E, 2I]`` or None.
+        w2_bias: fp32 ``[E, H]`` or None.
+        expert_map: int ``[num_experts]``, global to local id or -1; None = ids are local.
+        apply_router_weight_on_input: scale the input by the router weight, k = 1 only.
+        swiglu_alpha: alpha of ``swigluoai``.
+        swiglu_limit: clamp of ``swigluoai``.
+
+    Returns:
+        ``[M, H]`` in the dtype of hidden_states; nothing that was passed in is written.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+    tokens, hidden_size = hidden_states.shape
+    experts, w13_rows, _ = w13_weight.shape
+    top_k = topk_ids.shape[1]
+    if apply_router_weight_on_input and top_k != 1:
+        raise ValueError(f"apply_router_weight_on_input needs top_k = 1, found {top_k}")
+    w13_scale = _channel_scales(w13_weight_scale, experts, w13_rows)
+    w2_scale = _channel_scales(w2_weight_scale, experts, hidden_size)
+    weights = topk_weights.to(torch.float32)
+    ids = topk_ids.to(torch.int64)
+    num_experts = experts if expert_map is None else expert_map.numel()
+    local_of = (
+        torch.arange(num_experts) if expert_map is None else expert_map.to(torch.int64).cpu().reshape(-1)
+    ).tolist()
+
+    with torch.no_grad(), _ieee_denormals():
+        x = hidden_states.to(torch.float32)
+        if apply_router_weight_on_input and tokens:
+            x = _in_blocks(lambda rows, weight: rows * weight, x, weights)
+            weights = torch.ones_like(weights)
+        q, scales = quantize_rows(x)
+        out = torch.zeros((tokens, hidden_size), dtype=torch.float32)
+        for expert in sorted(set(ids.flatten().tolist())):
+            if not 0 <= expert < num_experts or not 0 <= local_of[expert] < experts:
+                continue
+            local = local_of[expert]
+            token, slot = (ids == expert).nonzero(as_tuple=True)
+            y = expert_rows(
+                q[token],
+                scales[token],
+                w13_weight[local],
+                w13_scale[local],
+                None if w13_bias is None else w13_bias[local].to(torch.float32),
+                w2_weight[local],
+                w2_scale[local],
+                None if w2_bias is None else w2_bias[local].to(torch.float32),
+                activation=activation,
+                swiglu_alpha=swiglu_alpha,
+                swiglu_limit=swiglu_limit,
+            )
+            for position in range(top_k):  # a token names an expert at most once in a column of ids
+                rows = (slot == position).nonzero(as_tuple=True)[0]
+                if len(rows):
+                    owners = token[rows]
+                    out[owners] = _in_blocks(
+                        lambda total, row, weight: total + weight * row,
+                        out[owners],
+                        y[rows],
+                        weights[owners, position].unsqueeze(1),
+                    )
+        return round_to_dtype(out, hidden_states.dtype)
+
+
+class ReferenceExperts:
+    """Hook implementations of ``reference.torch``: packs nothing, and computes the definition."""
+
+    @hookimpl
+    def process_weights_after_loading(self, layer: ExpertWeights) -> WeightLayout:
+        """Leave the canonical tensors as they are."""
+        return WeightLayout.canonical()
+
+    @hookimpl
+    def restore_weights(self, layer: ExpertWeights) -> None:
+        """Nothing was packed."""
+
+    @hookimpl
+    def apply(
+        self, layer: ExpertWeights, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, out: Tensor
+    ) -> None:
+        """Write :func:`fused_experts` of the layer into ``out``."""
+        config = layer.config
+        out.copy_(
+            fused_experts(
+                hidden_states,
+                layer.w13_weight,
+                layer.w13_weight_scale,
+                layer.w2_weight,
+                layer.w2_weight_scale,
+                topk_weights,
+                topk_ids,
+                activation=config.activation,
+                w13_bias=layer.w13_bias,
+                w2_bias=layer.w2_bias,
+                expert_map=layer.expert_map,
+                apply_router_weight_on_input=config.apply_router_weight_on_input,
+                swiglu_alpha=config.swiglu_alpha,
+                swiglu_limit=config.swiglu_limit,
+            )
+        )
+
+    @hookimpl
+    def apply_rows(
+        self,
+        layer: ExpertWeights,
+        rows: Tensor,
+        row_scales: Tensor | None,
+        num_tokens_per_expert: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Write the un-weighted rows of step 7."""
+        config = layer.config
+        with torch.no_grad(), _ieee_denormals():
+            if row_scales is None:
+                q, scales = quantize_rows(rows.to(torch.float32))
+            else:
+                q, scales = rows, row_scales
+            start = 0
+            for local, count in enumerate(num_tokens_per_expert.tolist()):
+                stop = start + count
+                if count:
+                    out[start:stop] = expert_rows(
+                        q[start:stop],
+                        scales[start:stop],
+                        layer.w13_weight[local],
+                        layer.w13_weight_scale[local],
+                        None if layer.w13_bias is None else layer.w13_bias[local],
+                        layer.w2_weight[local],
+                        layer.w2_weight_scale[local],
+                        None if layer.w2_bias is None else layer.w2_bias[local],
+                        activation=config.activation,
+                        swiglu_alpha=config.swiglu_alpha,
+                        swiglu_limit=config.swiglu_limit,
+                    )
+                start = stop
