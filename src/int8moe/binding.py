@@ -49,7 +49,7 @@ class BoundKernel:
         apply_rows, restore_weights, packed_expert_nbytes, is_supported_config: the optional ones, or None.
     """
 
-    def __init__(self, candidate: Candidate, implementation: object) -> None:
+    def __init__(self, candidate: Candidate, implementation: Any) -> None:
         self.spec = candidate.spec
         self.name = candidate.spec.name
         self.distribution = candidate.distribution

@@ -19,8 +19,8 @@ NUMERICS_VERSION = 1
 """Version of docs/numerics.md. Packed weights and bitwise declarations carry it."""
 
 MAX_REDUCTION = 65_793
-"""Largest hidden_size or intermediate_size: 65,793 * 127 * 257 < 2**31, so no int32 sum overflows,
-not even with offset (unsigned) weights and their compensation."""
+"""Largest hidden_size or intermediate_size: 65,793 * 255 * 128 < 2**31, so no int32 sum overflows, not even with
+offset (unsigned) weights against the whole range of int8."""
 
 Activation = Literal[
     "silu",

@@ -12,7 +12,7 @@ from . import ops
 from .binding import BoundKernel, bind, choose
 from .contracts import MoEConfig, SelectionReport, WeightLayout
 from .errors import ConfigError, Int8MoEError, UnsupportedInputError, WeightLayoutError
-from .loading import ParameterValue, validate
+from .loading import ParameterValue, validate, with_expert_map
 from .weights import EMPTY, PACKED, ExpertWeights
 
 __all__ = ["FusedMoE"]
@@ -49,7 +49,7 @@ class FusedMoE(ExpertWeights):
         device: str | torch.device = "cpu",
     ) -> None:
         if expert_map is not None:
-            config, expert_map = _with_expert_map(config, expert_map)
+            config, expert_map = with_expert_map(config, expert_map)
         elif config.has_expert_map:
             raise ConfigError("the config has has_expert_map=True: give FusedMoE the expert_map")
         bound, report = choose(config, kernel=kernel, device=str(device))
@@ -360,7 +360,7 @@ class FusedMoE(ExpertWeights):
         return {**super().__getstate__(), "kernel": self.kernel.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "kernel": bind(state["kernel"])})
+        super().__setstate__({**state, "kernel": bind(state["kernel"])})  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         """Sizes, kernel and state, for print(model)."""
@@ -386,18 +386,3 @@ def _must_use_operator(hidden_states: Tensor, topk_weights: Tensor) -> bool:
         or torch.jit.is_tracing()
         or (torch.is_grad_enabled() and (hidden_states.requires_grad or topk_weights.requires_grad))
     )
-
-
-def _with_expert_map(config: MoEConfig, expert_map: Tensor | Sequence[int]) -> tuple[MoEConfig, Tensor]:
-    """Check an expert_map, and write what it implies into the config."""
-    table = torch.as_tensor(expert_map).detach().to("cpu", torch.int32).clone()
-    if tuple(table.shape) != (config.num_experts,):
-        raise ConfigError(f"expert_map has shape {list(table.shape)}; give one local id or -1 for each of the "
-                          f"{config.num_experts} experts")  # fmt: skip
-    held = sorted(local for local in table.tolist() if local >= 0)
-    count = config.num_local_experts if config.num_local_experts is not None else len(held)
-    if held != list(range(count)) or min(table.tolist(), default=-1) < -1:
-        raise ConfigError(
-            f"expert_map places {held}: its local ids have to be 0 to {count - 1}, each once, and -1 elsewhere"
-        )
-    return config.model_copy(update={"has_expert_map": True, "num_local_experts": count}), table

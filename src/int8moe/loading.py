@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .errors import WeightLayoutError
+from .errors import ConfigError, WeightLayoutError
 
 if TYPE_CHECKING:
+    from .contracts import MoEConfig
     from .weights import ExpertWeights
 
 ParameterValue = Tensor | float | tuple[Any, Any]
@@ -152,3 +154,18 @@ class _Checker:
 
     def _shape(self, tensor: Tensor) -> list[int]:
         return list(tensor.shape)
+
+
+def with_expert_map(config: MoEConfig, expert_map: Tensor | Sequence[int]) -> tuple[MoEConfig, Tensor]:
+    """Check an expert_map, and write what it implies into the config."""
+    table = torch.as_tensor(expert_map).detach().to("cpu", torch.int32).clone()
+    if tuple(table.shape) != (config.num_experts,):
+        raise ConfigError(f"expert_map has shape {list(table.shape)}; give one local id or -1 for each of the "
+                          f"{config.num_experts} experts")  # fmt: skip
+    held = sorted(local for local in table.tolist() if local >= 0)
+    count = config.num_local_experts if config.num_local_experts is not None else len(held)
+    if held != list(range(count)) or min(table.tolist(), default=-1) < -1:
+        raise ConfigError(
+            f"expert_map places {held}: its local ids have to be 0 to {count - 1}, each once, and -1 elsewhere"
+        )
+    return config.model_copy(update={"has_expert_map": True, "num_local_experts": count}), table

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .errors import UnsupportedInputError
-from .reference import _ieee_denormals, quantize_rows
+from .reference import ieee_denormals, quantize_rows
 
 
 def quantize_weight(weight: Tensor, *, name: str, expert: int = 0) -> tuple[Tensor, Tensor]:
@@ -17,7 +17,7 @@ def quantize_weight(weight: Tensor, *, name: str, expert: int = 0) -> tuple[Tens
     """
     if not weight.is_floating_point():
         raise UnsupportedInputError(f"{name} is {weight.dtype}; give float32, bfloat16 or float16 weights")
-    with torch.no_grad(), _ieee_denormals():
+    with torch.no_grad(), ieee_denormals():
         q, scales = quantize_rows(weight.detach().to(torch.float32))
     bad = torch.isnan(scales).nonzero().flatten().tolist()
     if bad:

@@ -28,6 +28,10 @@ def hook_names(spec: type) -> tuple[str, ...]:
     return tuple(_hooks_of(spec))
 
 
+def _signature(hook: str, hooks: dict[str, tuple[str, ...]]) -> str:
+    return f"{hook}({', '.join(('self', *hooks[hook]))})"
+
+
 def check_hooks(implementation: object, spec: type, *, required: Iterable[str], owner: str) -> None:
     """Refuse an implementation whose hooks are missing, misspelt, unmarked or mis-signed.
 
@@ -52,9 +56,9 @@ def check_hooks(implementation: object, spec: type, *, required: Iterable[str], 
         hook = options.get("specname") or name
         if hook not in hooks:
             near = difflib.get_close_matches(hook, hooks, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(hooks)}"
+            hint = f"did you mean {_signature(near[0], hooks)}?" if near else f"the hooks are {', '.join(hooks)}"
             raise PluginLoadError(f"{owner}: {hook!r} is marked @hookimpl, but there is no such hook; {hint}")
-        wanted = f"{hook}({', '.join(('self', *hooks[hook]))})"
+        wanted = _signature(hook, hooks)
         if options.get("hookwrapper") or options.get("wrapper"):
             raise PluginLoadError(f"{owner}: {hook!r} is a hook wrapper; implement {wanted} itself")
         if hook in marked:
@@ -74,7 +78,7 @@ def check_hooks(implementation: object, spec: type, *, required: Iterable[str], 
     for hook in required:
         if hook in marked:
             continue
-        wanted = f"{hook}({', '.join(('self', *hooks[hook]))})"
+        wanted = _signature(hook, hooks)
         if callable(getattr(implementation, hook, None)):
             raise PluginLoadError(f"{owner}: {hook!r} is not marked @hookimpl; mark {wanted}")
         near = difflib.get_close_matches(
@@ -84,4 +88,6 @@ def check_hooks(implementation: object, spec: type, *, required: Iterable[str], 
         raise PluginLoadError(f"{owner}: the required hook {hook!r} is missing{found_text}; implement {wanted}")
     for hook in set(hooks) - marked:
         if callable(getattr(implementation, hook, None)) and not inspect.isclass(implementation):
-            raise PluginLoadError(f"{owner}: {hook!r} is not marked @hookimpl: mark it or rename it")
+            raise PluginLoadError(
+                f"{owner}: {hook!r} is not marked @hookimpl; mark {_signature(hook, hooks)}, or rename it"
+            )
