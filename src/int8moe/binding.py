@@ -159,6 +159,8 @@ def choose(config: MoEConfig, *, kernel: str | None = None, device: str = "cpu")
         PluginLoadError: a named kernel does not load or fails its self-test.
     """
     policy = policy_from_environment(kernel, device)
+    if policy.kernel is not None:
+        get_registry().find(policy.kernel)  # an unknown name: say which plugin may have failed to bring it
     host = this_host()
     ranking = rank(config, host, get_registry().candidates(), policy)
     failed: list[Rejection] = []

@@ -13,7 +13,7 @@ VARIABLES = {
     "INT8MOE_PLUGINS": "comma-separated plugin names that may load; all others are blocked",
     "INT8MOE_DISABLE_PLUGINS": "comma-separated plugin names that may not load",
     "INT8MOE_STRICT": "1: a broken plugin raises instead of being listed",
-    "INT8MOE_MAX_ISA": "highest instruction-set tier that automatic selection may take",
+    "INT8MOE_MAX_ISA": "highest instruction-set tier that may be used",
     "INT8MOE_NUM_THREADS": "workers per parallel region",
     "INT8MOE_LOG": "debug, info, warning or error",
     "INT8MOE_CACHE_DIR": "where packed weights are cached",

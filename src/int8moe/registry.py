@@ -100,6 +100,7 @@ class Registry:
         """Every provider, built-in first, then entry points by name, then those registered live."""
         with self._lock:
             if self._records is None:
+                environment.configure_logging()
                 environment.warn_unknown_variables()
                 self._records = list(_discover())
             return tuple(self._records)
@@ -120,15 +121,7 @@ class Registry:
         for candidate in candidates:
             if candidate.spec.name == name:
                 return candidate
-        known = [candidate.spec.name for candidate in candidates]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        message = f"no kernel is called {name!r}"
-        message += f"; did you mean {' or '.join(near)}?" if near else ";"
-        message += f" Registered: {', '.join(known)}."
-        for record in self.plugins():
-            if record.state != "loaded" and name.partition(".")[0] == record.name:
-                message += f" Plugin {record.name!r} ({record.distribution}) is {record.state}: {record.error}."
-        raise NoKernelError(f"{message} Run `int8moe list-kernels` for the whole list.")
+        raise NoKernelError(unknown_kernel(name, candidates, self.plugins()))
 
     def register(self, provider: object) -> tuple[KernelSpec, ...]:
         """Add a live provider (a module or an instance). See :func:`register_kernel`."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from . import environment
 from .contracts import MAX_REDUCTION, HostInfo, KernelSpec, MoEConfig, Rejection
 from .errors import ConfigError, NoKernelError
-from .registry import Candidate, get_registry
+from .registry import Candidate, unknown_kernel
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _rank_pinned(config: MoEConfig, host: HostInfo, pool: list[Candidate], polic
     candidate = next((c for c in pool if c.spec.name == policy.kernel), None)
     if candidate is None:
         assert policy.kernel is not None
-        candidate = get_registry().find(policy.kernel)  # raises with near names
+        raise NoKernelError(unknown_kernel(policy.kernel, pool))
     others = tuple(
         Rejection(c.spec.name, c.distribution, f"{policy.pinned_by} names {policy.kernel}")
         for c in sorted(pool, key=_order)
