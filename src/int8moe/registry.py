@@ -149,6 +149,19 @@ class Registry:
             ]
 
 
+def unknown_kernel(name: str, candidates: Iterable[Candidate], plugins: Iterable[PluginRecord] = ()) -> str:
+    """The text for a kernel name that nobody declares: near names, what exists, and a plugin that failed."""
+    known = [candidate.spec.name for candidate in candidates]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    message = f"no kernel is called {name!r}"
+    message += f"; did you mean {' or '.join(near)}?" if near else ";"
+    message += f" Registered: {', '.join(known)}."
+    for record in plugins:
+        if record.state != "loaded" and name.partition(".")[0] == record.name:
+            message += f" Plugin {record.name!r} ({record.distribution}) is {record.state}: {record.error}."
+    return f"{message} Run `int8moe list-kernels` for the whole list."
+
+
 def load_provider(provider: object, namespace: str | None) -> tuple[tuple[KernelSpec, ...], tuple[str, ...]]:
     """Validate a provider, call its hook, and check what it returns.
 
