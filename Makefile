@@ -26,7 +26,8 @@ $(READY): $(METADATA) $(NATIVE)
 	@test -n "$(PYTHON)" || { echo "int8moe needs Python 3.10 or newer: install it, or set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" $(addprefix ./,$(PLUGINS))
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix -e ./,$(PLUGINS))
 	@touch $@
 
 run: setup

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .contracts import MoEConfig
 from .errors import Int8MoEError, WeightLayoutError
-from .weights import PACKED, ExpertWeights
+from .weights import ExpertWeights
 
 _SCHEMA = (
     "fused_experts(Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, "
@@ -123,18 +123,15 @@ def _fused_experts(
         swiglu_limit,
     )
     layer = ExpertWeights(config, expert_map=expert_map, device=hidden_states.device)
-    layer._buffers.update(
-        w13_weight=w13_weight,
-        w13_weight_scale=w13_weight_scale,
-        w13_bias=w13_bias,
-        w2_weight=w2_weight,
-        w2_weight_scale=w2_weight_scale,
-        w2_bias=w2_bias,
-    )
-    for name, tensor in zip(aux_names, aux, strict=True):
-        layer.aux[name] = tensor
-    layer.layout = bound.layout
-    layer.state = PACKED
+    parameters = {
+        "w13_weight": w13_weight,
+        "w13_weight_scale": w13_weight_scale,
+        "w13_bias": w13_bias,
+        "w2_weight": w2_weight,
+        "w2_weight_scale": w2_weight_scale,
+        "w2_bias": w2_bias,
+    }
+    layer.adopt_packed(parameters, dict(zip(aux_names, aux, strict=True)), bound.layout)
     out = torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
     bound.apply(layer, hidden_states, topk_weights, topk_ids, out)
     return out

@@ -58,14 +58,17 @@ def ieee_denormals() -> Iterator[None]:
             torch.set_flush_denormal(True)
 
 
+def _row_blocks(count: int, width: int) -> list[slice]:
+    block = max(1, (_SERIAL_ELEMENTS - 1) // max(width, 1))
+    return [slice(i, i + block) for i in range(0, count, block)]
+
+
 def _in_blocks(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
     """Apply a row-wise function to blocks of rows that torch handles in the calling thread."""
-    count, width = rows[0].shape
-    block = max(1, (_SERIAL_ELEMENTS - 1) // max(width, 1))
-    if count <= block:
+    blocks = _row_blocks(*rows[0].shape)
+    if len(blocks) <= 1:
         return function(*rows)
-    pieces = [function(*(r[i : i + block] for r in rows)) for i in range(0, count, block)]
-    return torch.cat(pieces)
+    return torch.cat([function(*(r[block] for r in rows)) for block in blocks])
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,9 +76,11 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     rows = rows.contiguous()
     if rows.shape[1] == 0 or rows.shape[0] == 0:
         return rows.to(torch.int8), rows.new_zeros(rows.shape[0])
-    q = _in_blocks(lambda r: _quantize_block(r)[0], rows)
-    scales = _in_blocks(lambda r: _quantize_block(r)[1].unsqueeze(1), rows)
-    return q, scales.squeeze(1)
+    q = torch.empty(rows.shape, dtype=torch.int8)
+    scales = torch.empty(rows.shape[0], dtype=torch.float32)
+    for block in _row_blocks(*rows.shape):
+        q[block], scales[block] = _quantize_block(rows[block])
+    return q, scales
 
 
 def _quantize_block(rows: Tensor) -> tuple[Tensor, Tensor]:

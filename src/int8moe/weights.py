@@ -265,6 +265,18 @@ class ExpertWeights(nn.Module):
         self._expert_stride = {}
         self.state = EMPTY
 
+    def adopt_packed(
+        self, parameters: dict[str, Tensor | None], aux: dict[str, Tensor], layout: WeightLayout | None
+    ) -> None:
+        """Stand for tensors that are packed already, without a copy: how the operator sees a layer."""
+        self._buffers.update(parameters)
+        for name, tensor in aux.items():
+            self.aux[name] = tensor
+        for name in WEIGHTS:
+            self._expert_stride[name] = _expert_stride(getattr(self, name), self.weight_shapes[name])
+        self.layout = layout
+        self.state = PACKED
+
     # ---- moves, copies, files ----------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -286,9 +298,8 @@ class ExpertWeights(nn.Module):
             self._home = self.w13_weight_scale.device
         for name, shape in self.weight_shapes.items():
             weight: Tensor | None = getattr(self, name)
-            # A copy to another device may drop the gap between experts.
-            if weight is not None and weight.dtype == torch.int8 and tuple(weight.shape) == shape:
-                self._expert_stride[name] = max(weight.stride(0), shape[1] * shape[2])
+            if weight is not None:  # a copy to another device may drop the gap between experts
+                self._expert_stride[name] = _expert_stride(weight, shape)
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -361,6 +372,13 @@ class ExpertWeights(nn.Module):
         self._loaded = set(range(self.config.local_experts))
         self.layout = layout
         self.state = LOADED if layout is None else PACKED
+
+
+def _expert_stride(weight: Tensor, shape: tuple[int, int, int]) -> int:
+    """Bytes from one expert to the next; a size-1 dimension may report any stride."""
+    if tuple(weight.shape) == shape:
+        return max(weight.stride(0), shape[1] * shape[2])
+    return weight.numel() * weight.element_size() // max(shape[0], 1)
 
 
 def _needed(config: MoEConfig) -> tuple[str, ...]:

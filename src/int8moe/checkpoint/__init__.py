@@ -1,0 +1,39 @@
+"""Real checkpoints, read expert by expert. Names are handed on lazily: looking at one imports no torch.
+
+Order of work, each step before the next: ``schemes`` and ``compressed_tensors`` judge config.json,
+``files`` checks the headers of the safetensors files, ``plan`` and ``experts`` match every stored expert
+tensor with its one use, ``load`` copies.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .load import Progress, load_moe_layers, load_router
+    from .plan import CheckpointPlan, LayerPlan, Routing, SkippedLayer, inspect_checkpoint
+
+__all__ = [
+    "CheckpointPlan",
+    "LayerPlan",
+    "Progress",
+    "Routing",
+    "SkippedLayer",
+    "inspect_checkpoint",
+    "load_moe_layers",
+    "load_router",
+]
+
+_LOADING = ("Progress", "load_moe_layers", "load_router")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(".load" if name in _LOADING else ".plan", __name__)
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,275 @@
+"""``load_moe_layers``: a checkpoint's MoE layers, packed and ready, read expert by expert.
+
+Weights are views of the mapped files until the layer copies them into its own storage, so beside that storage
+memory holds at most one expert, and only while a float layer is being quantised.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import CheckpointError, UnsupportedInputError, WeightLayoutError
+from ..layer import FusedMoE
+from ..quantize import quantize_weight
+from .experts import FLOATS, ExpertParts, LayerPlan, Part
+from .faults import Faults, Kind
+from .files import TensorEntry
+from .plan import CheckpointPlan, inspect_checkpoint
+
+logger = logging.getLogger("int8moe.checkpoint")
+
+Progress = Callable[[str, int, int], None]
+"""Called after each expert with the layer's key, bytes read so far and bytes of all layers that are loaded."""
+
+_QUANTIZE_ELEMENTS = 1 << 18  # floats that are quantised at a time; their fp32 copies are the extra memory
+
+
+def load_moe_layers(
+    path: str | os.PathLike[str] | CheckpointPlan,
+    *,
+    kernel: str | None = None,
+    layers: Iterable[int] | None = None,
+    quantize: bool = False,
+    device: str | torch.device = "cpu",
+    progress: Progress | None = None,
+) -> dict[str, FusedMoE]:
+    """Load the MoE layers of a checkpoint, packed and ready to be called.
+
+    Args:
+        path: directory with config.json and safetensors files, or what inspect_checkpoint made of it.
+        kernel: name of a kernel; None = the best, as FusedMoE does.
+        layers: numbers of the layers to load; None = all.
+        quantize: quantise layers that the checkpoint leaves unquantised while loading them. Otherwise they are
+            left out and named in a log line (logger "int8moe.checkpoint").
+        device: where the weights live.
+        progress: called after each expert with key, bytes read, bytes in total.
+
+    Returns:
+        Layers in order, by the module name that transformers gives the experts (``model.layers.0.mlp.experts``).
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, incomplete or not supported; one line with all that is wrong.
+            No layer is kept then.
+        NoKernelError: no kernel can serve the layers.
+    """
+    plan = path if isinstance(path, CheckpointPlan) else inspect_checkpoint(path)
+    chosen = _choose(plan, layers, quantize)
+    total, done = sum(layer.nbytes for layer in chosen), 0
+    loaded: dict[str, FusedMoE] = {}
+    try:
+        with TensorReader(plan.path) as reader:
+            _check_values(plan, chosen, reader)
+            for layer in chosen:
+
+                def report(nbytes: int, key: str = layer.key) -> None:
+                    nonlocal done
+                    done += nbytes
+                    if progress is not None:
+                        progress(key, done, total)
+
+                loaded[layer.key] = _load_layer(layer, reader, report, kernel, device)
+    except WeightLayoutError as error:
+        _forget(error, loaded)
+        raise CheckpointError(f"{plan.path}: {error}") from None
+    except BaseException as error:
+        _forget(error, loaded)
+        raise
+    return loaded
+
+
+def load_router(plan: CheckpointPlan, layer: int | str | LayerPlan) -> Tensor:
+    """The router's weight of one layer, fp32 ``[num_experts, hidden_size]``; ``plan.routing`` says how to use it.
+
+    Raises:
+        CheckpointError: it is not stored, or not as floats of that shape.
+    """
+    which = plan.layer(layer)
+    shape = (which.config.num_experts, which.config.hidden_size)
+    if which.router is None:
+        raise CheckpointError(f"{plan.path}: the router's weight of {which.key} is not stored")
+    if which.router.shape != shape or which.router.dtype not in FLOATS:
+        raise CheckpointError(
+            f"{which.router.file}: {which.router.name} is {which.router.dtype} {list(which.router.shape)}; a router "
+            f"has {', '.join(FLOATS)} {list(shape)}"
+        )
+    with TensorReader(plan.path) as reader:
+        return reader.read(which.router).to(torch.float32, copy=True)
+
+
+class TensorReader:
+    """Reads tensors as views of mapped files; at most the files in use stay mapped."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open: dict[Path, tuple[Any, ExitStack]] = {}
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.keep_only(())
+
+    def keep_only(self, files: Iterable[Path]) -> None:
+        """Close all files but these."""
+        for file in set(self._open) - set(files):
+            self._open.pop(file)[1].close()
+
+    def read(self, entry: TensorEntry) -> Tensor:
+        """One tensor, not to be written to."""
+        try:
+            if entry.file not in self._open:
+                stack = ExitStack()
+                handle = stack.enter_context(safe_open(str(entry.file), framework="pt", device="cpu"))
+                self._open[entry.file] = handle, stack
+            tensor: Tensor = self._open[entry.file][0].get_tensor(entry.name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{entry.file}: {entry.name} cannot be read: {error}") from None
+        return tensor
+
+    def read_weight(self, part: Part) -> Tensor:
+        """The weight of one projection of one expert, ``[out, in]``."""
+        weight = self.read(part.weight)
+        if part.expert is not None:
+            weight = weight[part.expert]
+        return weight if part.rows is None else weight[slice(*part.rows)]
+
+
+def _choose(plan: CheckpointPlan, layers: Iterable[int] | None, quantize: bool) -> list[LayerPlan]:
+    """The layers to load; says in the log which ones are not, or are quantised."""
+    wanted = None if layers is None else {plan.layer(index).index for index in layers}
+    named = [layer for layer in plan.layers if wanted is None or layer.index in wanted]
+    floats = [layer for layer in named if not layer.quantized]
+    if plan.skipped:
+        logger.info(
+            "%s: layers past num_hidden_layers %d are skipped: %s",
+            plan.path, plan.num_hidden_layers, ", ".join(str(layer.index) for layer in plan.skipped),
+        )  # fmt: skip
+    if floats:
+        keys = ", ".join(f"{layer.key} ({layer.dtype})" for layer in floats)
+        if quantize:
+            logger.info("%s: quantising while loading, as the checkpoint leaves them unquantised: %s", plan.path, keys)
+        else:
+            logger.warning(
+                "%s: left out, as the checkpoint leaves them unquantised (quantize=True quantises them): %s",
+                plan.path, keys,
+            )  # fmt: skip
+    return named if quantize else [layer for layer in named if layer.quantized]
+
+
+def _check_values(plan: CheckpointPlan, layers: list[LayerPlan], reader: TensorReader) -> None:
+    """Look at all scales and zero points, which are small, before the first weight is read."""
+    faults = Faults(plan.path)
+    for layer in layers:
+        reader.keep_only(_files(layer))
+        for expert, parts in enumerate(layer.experts):
+            for part in parts:
+                if part.scale is not None:
+                    scale = reader.read(part.scale).to(torch.float32)
+                    low, high = (bound.item() for bound in torch.aminmax(scale))
+                    if not (low >= 0 and high < float("inf")):  # NaN fails both
+                        bad = scale[~(torch.isfinite(scale) & (scale >= 0))]
+                        faults.add(
+                            Kind.VALUE,
+                            f"{part.scale.name} (expert {expert}, in {part.scale.file.name}) holds {bad[0].item():g} "
+                            f"in {bad.numel()} of {scale.numel()} places; scales are finite and not negative",
+                        )
+                if part.zero_point is not None and bool((reader.read(part.zero_point) != 0).any()):
+                    faults.add(
+                        Kind.LEFTOVER,
+                        f"{part.zero_point.name} (expert {expert}) is not all zero (asymmetric weights)",
+                    )
+    faults.raise_if_any()
+
+
+def _load_layer(
+    layer: LayerPlan,
+    reader: TensorReader,
+    report: Callable[[int], None],
+    kernel: str | None,
+    device: str | torch.device,
+) -> FusedMoE:
+    """Make one layer, copy its experts in one by one, and pack it; reports the bytes of each expert on disk."""
+    reader.keep_only(_files(layer))
+    module = FusedMoE(layer.config, kernel=kernel, device=device)
+    module.layer_name = layer.key
+    scratch = None if layer.quantized else _Scratch(layer)
+    share, rest = divmod(layer.nbytes, len(layer.experts))
+    for expert, parts in enumerate(layer.experts):
+        if scratch is None:
+            gate, up, down = (_stored(part, reader) for part in parts)
+        else:
+            gate, up, down = scratch.quantize(expert, parts, reader)
+        module.load_expert_weights(
+            expert,
+            w13_weight=(gate[0], up[0]),
+            w13_weight_scale=(gate[1], up[1]),
+            w2_weight=down[0],
+            w2_weight_scale=down[1],
+        )
+        report(share + (rest if expert == 0 else 0))
+    module.process_weights_after_loading()
+    return module
+
+
+def _stored(part: Part, reader: TensorReader) -> tuple[Tensor, Tensor]:
+    assert part.scale is not None
+    return reader.read_weight(part), reader.read(part.scale)
+
+
+class _Scratch:
+    """Room for one quantised expert, used again for the next."""
+
+    def __init__(self, layer: LayerPlan) -> None:
+        hidden, width = layer.config.hidden_size, layer.config.intermediate_size
+        shapes = ((width, hidden), (width, hidden), (hidden, width))
+        self._room = [(torch.empty(shape, dtype=torch.int8), torch.empty(shape[0])) for shape in shapes]
+
+    def quantize(self, expert: int, parts: ExpertParts, reader: TensorReader) -> list[tuple[Tensor, Tensor]]:
+        """Quantise one expert a few rows at a time, which leaves the bits as they are: a row has its own scale."""
+        for part, (values, scales) in zip(parts, self._room, strict=True):
+            source = reader.read_weight(part)
+            step = max(1, _QUANTIZE_ELEMENTS // source.shape[1])
+            for start in range(0, source.shape[0], step):
+                rows = source[start : start + step]
+                try:
+                    quantized = quantize_weight(rows, name=part.weight.name, expert=expert)
+                except UnsupportedInputError:
+                    bad = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
+                    raise CheckpointError(
+                        f"{part.weight.file}: {part.weight.name} (expert {expert}) holds a NaN or an Inf in row "
+                        f"{start + bad} of this projection; fetch the checkpoint again"
+                    ) from None
+                values[start : start + step], scales[start : start + step] = quantized
+        return self._room
+
+
+def _files(layer: LayerPlan) -> set[Path]:
+    return {
+        entry.file
+        for parts in layer.experts
+        for part in parts
+        for entry in (part.weight, part.scale, part.zero_point)
+        if entry is not None
+    }
+
+
+def _forget(error: BaseException, loaded: dict[str, FusedMoE]) -> None:
+    """Let go of all layers: an exception that somebody keeps would keep the frames that hold them."""
+    loaded.clear()
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__context__
