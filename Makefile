@@ -27,7 +27,7 @@ $(READY): $(METADATA) $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix -e ./,$(PLUGINS))
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(foreach plugin,$(PLUGINS),-e "./$(plugin)[test]")
 	@touch $@
 
 run: setup

@@ -46,7 +46,7 @@ class BoundKernel:
         distribution: where it is from.
         layout: what its packing produced in the self-test; None where that did not run.
         apply, process_weights_after_loading: the required hooks.
-        apply_rows, restore_weights, packed_expert_nbytes, is_supported_config: the optional ones, or None.
+        apply_rows, restore_weights, release_scratch, packed_expert_nbytes: the optional ones, or None.
     """
 
     def __init__(self, candidate: Candidate, implementation: Any) -> None:
@@ -61,6 +61,7 @@ class BoundKernel:
         self.packed_expert_nbytes: Callable[[MoEConfig], tuple[int, int]] | None = getattr(
             implementation, "packed_expert_nbytes", None
         )
+        self.release_scratch: Callable[[], None] | None = getattr(implementation, "release_scratch", None)
         self.layout: WeightLayout | None = None
         self._is_supported: Callable[..., Any] | None = getattr(implementation, "is_supported_config", None)
 

@@ -84,5 +84,9 @@ class FusedMoEExperts:
         """
 
     @hookspec(firstresult=True)
+    def release_scratch(self) -> None:
+        """Optional: free memory that is kept between calls; asked for by FusedMoE.reset()."""
+
+    @hookspec(firstresult=True)
     def restore_weights(self, layer: ExpertWeights) -> None:
         """Optional: turn packed weights back into the canonical tensors, in place."""

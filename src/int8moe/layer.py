@@ -186,9 +186,8 @@ class FusedMoE(ExpertWeights):
     def reset(self) -> None:
         """Release all weights, and what the kernel kept for its calls (state EMPTY)."""
         self.clear()
-        release = getattr(self.kernel.implementation, "release_scratch", None)
-        if callable(release):
-            release()
+        if self.kernel.release_scratch is not None:
+            self.kernel.release_scratch()
 
     def _accept_layout(self, layout: WeightLayout) -> None:
         mine = self.kernel.layout

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from int8moe import (
     DuplicateKernelError,
     FusedMoE,
@@ -159,7 +160,11 @@ def test_a_wrong_hook_is_refused_with_its_name_and_signature(make: Any, hook: st
 
 @pytest.mark.parametrize(
     ("target", "word"),
-    [("nothing_here:X", "nothing_here"), ("int8moe.reference:Nothing", "Nothing"), ("int8moe.reference:exp", "name a class")],
+    [
+        ("nothing_here:X", "nothing_here"),
+        ("int8moe.reference:Nothing", "Nothing"),
+        ("int8moe.reference:exp", "name a class"),
+    ],
 )
 def test_a_target_that_does_not_load_is_refused(target: str, word: str) -> None:
     with pytest.raises(PluginLoadError, match=word):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from int8moe import ConfigError, KernelSpec, MoEConfig, Numerics, SelectionReport, Unsupported, WeightLayout
 from int8moe.contracts import ACTIVATIONS, MAX_REDUCTION
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from int8moe.errors import ConfigError
 from int8moe.host import detect_host, override_thread_limit, thread_limit
 
@@ -17,7 +18,9 @@ def _no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INT8MOE_NUM_THREADS", raising=False)
 
 
-def fake(tmp_path: Path, *, cpuinfo: str = "", cgroup: str = "0::/\n", files: dict[str, str] | None = None) -> tuple[Path, Path]:
+def fake(
+    tmp_path: Path, *, cpuinfo: str = "", cgroup: str = "0::/\n", files: dict[str, str] | None = None
+) -> tuple[Path, Path]:
     proc, sys = tmp_path / "proc", tmp_path / "sys"
     (proc / "self").mkdir(parents=True)
     (proc / "cpuinfo").write_text(cpuinfo)
@@ -32,7 +35,14 @@ def fake(tmp_path: Path, *, cpuinfo: str = "", cgroup: str = "0::/\n", files: di
 
 @pytest.mark.parametrize(
     ("quota", "share"),
-    [("200000 100000", 2), ("150000 100000", 1), ("50000 100000", 1), ("max 100000", None), ("garbage", None), ("", None)],
+    [
+        ("200000 100000", 2),
+        ("150000 100000", 1),
+        ("50000 100000", 1),
+        ("max 100000", None),
+        ("garbage", None),
+        ("", None),
+    ],
 )
 def test_cgroup_v2_quota_sets_the_threads(tmp_path: Path, quota: str, share: int | None) -> None:
     host = detect_host(*fake(tmp_path, files={"cpu.max": quota}))

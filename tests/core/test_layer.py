@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from int8moe import ConfigError, FusedMoE, MoEConfig, UnsupportedInputError, WeightLayoutError, list_kernels
-from int8moe import quantize_experts, reference
+
+from int8moe import (
+    ConfigError,
+    FusedMoE,
+    MoEConfig,
+    UnsupportedInputError,
+    WeightLayoutError,
+    list_kernels,
+    quantize_experts,
+    reference,
+)
 from int8moe.testing import assert_same_bits
 
 KERNELS = [kernel.name for kernel in list_kernels() if kernel.available and kernel.device == "cpu"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import EXPERTS, PROVIDER, PluginFolder
+
+from plugin_folder import EXPERTS, PROVIDER, PluginFolder
 
 STATES = """
 import json
@@ -68,7 +69,9 @@ def test_a_class_as_entry_point_is_refused_by_name(plugins: PluginFolder) -> Non
 
 
 def test_a_kernel_outside_the_namespace_is_refused(plugins: PluginFolder) -> None:
-    plugins.add("stray", {"stray": "stray_plugin"}, {"stray_plugin": PROVIDER.format(namespace="other", module="x", isa="()")})
+    plugins.add(
+        "stray", {"stray": "stray_plugin"}, {"stray_plugin": PROVIDER.format(namespace="other", module="x", isa="()")}
+    )
     state, error = plugins.json(STATES)["plugins"]["stray/stray"]
     assert state == "broken"
     assert "outside the namespace 'stray'" in error

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import PluginFolder
+
 from int8moe import ConfigError, HostInfo, KernelSpec, MoEConfig, NoKernelError, Numerics, select_kernel
 from int8moe.contracts import ACTIVATIONS, HIDDEN_DTYPES
 from int8moe.registry import Candidate
 from int8moe.selection import Policy, Ranking, rank
+from plugin_folder import PluginFolder
 
 CONFIG = MoEConfig(num_experts=8, top_k=2, hidden_size=64, intermediate_size=32)
 LADDER = ("scalar", "wide", "matrix")

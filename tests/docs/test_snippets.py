@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PluginFolder
+
+from plugin_folder import PluginFolder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,7 +24,9 @@ def blocks(page: Path) -> list[str]:
 def run(code: str, path: str = "") -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("INT8MOE_")}
     clean["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 RUNNABLE = [
@@ -41,7 +44,11 @@ def test_a_block_runs(code: str) -> None:
 
 
 def test_the_plugin_of_the_readme_is_complete(plugins: PluginFolder) -> None:
-    files = {code.splitlines()[0].split(":")[0].removeprefix("# "): code for code in blocks(ROOT / "README.md") if code.startswith("# acme_moe/")}
+    files = {
+        code.splitlines()[0].split(":")[0].removeprefix("# "): code
+        for code in blocks(ROOT / "README.md")
+        if code.startswith("# acme_moe/")
+    }
     assert set(files) == {"acme_moe/plugin.py", "acme_moe/experts.py"}
     assert sum(len(code.splitlines()) for code in files.values()) <= 35
     (plugins.folder / "acme_moe").mkdir()

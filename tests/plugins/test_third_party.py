@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import textwrap
 import venv
 from pathlib import Path
 from typing import Any
@@ -125,7 +124,12 @@ class Environment:
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("INT8MOE_")}
         return subprocess.run(
-            [str(self.python), *arguments], env={**clean, **env}, capture_output=True, text=True, timeout=600, check=False
+            [str(self.python), *arguments],
+            env={**clean, **env},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
 
     def pip(self, *arguments: str) -> None:

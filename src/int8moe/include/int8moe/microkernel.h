@@ -1,0 +1,49 @@
+// The MicroKernel concept: what a tier writes, and nothing else of it is specific to an instruction set.
+//
+//   struct Kernel {
+//     using Layout = PanelLayout<16, 4, 128>;    // how a matrix is packed, see panels.h
+//     static constexpr int kRows = 4;            // most rows of one tile
+//     static constexpr int kPanels = 4;          // panels given to one gemm call, even
+//     static constexpr int64_t kRowBytes = 1;    // bytes that a prepared activation takes per depth
+//
+//     // Writes 64 quantised activations, depth k0 .. k0 + 63, into a prepared row.
+//     static void prepare(const int8_t q[64], uint8_t* row, int64_t k0);
+//
+//     // For every tile of up to kRows rows: int32 sums of activation * stored weight over the whole depth, and
+//     // then epilogue(first_row, rows, acc), acc being [panel][kRows][Layout::kColumns].
+//     template <class Epilogue>
+//     static void gemm(const GemmBlock<kPanels>& block, Epilogue&& epilogue);
+//   };
+//
+// The sums are of *stored* weights: where Layout::kOffset is not 0 the epilogue takes kOffset * sum(q) of the
+// row away, a number that was computed when the row was quantised. The epilogue is inlined, so a tier may run it
+// between its tile instructions; all of its float operations are shared code, so the bits cannot differ.
+#ifndef INT8MOE_MICROKERNEL_H
+#define INT8MOE_MICROKERNEL_H
+
+#include <stdint.h>
+
+namespace int8moe {
+namespace {
+
+constexpr int64_t kDepthUnit = 64;  // every reduction is padded to whole cache lines of int8
+
+template <int kMaxPanels>
+struct GemmBlock {
+  const uint8_t* panel[kMaxPanels];  // each Layout::kColumns * depth bytes
+  int64_t next_offset;  // from each panel to the one that this worker will probably want after it: only a hint
+  int panels;
+  int64_t depth;             // padded, a multiple of kDepthUnit
+  const uint8_t* rows_base;  // prepared rows
+  int64_t row_stride;        // in bytes
+  const int32_t* row_index;  // row r lies at rows_base + row_index[r] * row_stride; null: r itself
+  int64_t rows;
+
+  const uint8_t* row(int64_t r) const {
+    return rows_base + (row_index == nullptr ? r : static_cast<int64_t>(row_index[r])) * row_stride;
+  }
+};
+
+}  // namespace
+}  // namespace int8moe
+#endif

@@ -1,0 +1,85 @@
+// Which rows each expert gets: a counting sort of (token, slot) by ascending global expert id.
+//
+// Slots whose id is negative, beyond num_experts, or mapped to no local expert are left out; their weights are
+// never read. Within an expert rows stand in (token, slot) order, which with the ascending ids is the order of
+// step 8 of docs/numerics.md.
+#ifndef INT8MOE_ROUTING_H
+#define INT8MOE_ROUTING_H
+
+#include "float_formats.h"
+
+namespace int8moe {
+namespace {
+
+// Rows [first, first + rows) of a chunk belong to local expert `local`.
+struct ActiveExpert {
+  int64_t local;
+  int64_t first;
+  int64_t rows;
+};
+
+struct Slots {
+  const void* ids;
+  int64_t row_stride, column_stride;
+  int dtype;
+  int64_t top_k;
+  int64_t num_experts, local_experts;
+  const int32_t* expert_map;
+
+  // The global id of a slot, or -1 where it contributes nothing.
+  int64_t expert(int64_t token, int64_t slot) const {
+    const int64_t id = load_index(ids, token * row_stride + slot * column_stride, dtype);
+    if (id < 0 || id >= num_experts) return -1;
+    const int64_t local = local_of(id);
+    return local >= 0 && local < local_experts ? id : -1;
+  }
+  int64_t local_of(int64_t id) const { return expert_map == nullptr ? id : expert_map[id]; }
+};
+
+struct RouterWeights {
+  const void* data;
+  int64_t row_stride, column_stride;
+  int dtype;
+  float at(int64_t token, int64_t slot) const {
+    return load_scalar(data, token * row_stride + slot * column_stride, dtype);
+  }
+};
+
+struct Routed {
+  int64_t experts;  // entries of `active`
+  int64_t rows;
+};
+
+// For tokens [token0, token0 + tokens): fills `active`, and for each row its token (relative to token0) and
+// weight. `cursor` has num_experts entries. With unit_weights every weight is 1.
+inline Routed route(const Slots& slots, const RouterWeights& weights, bool unit_weights, int64_t token0,
+                    int64_t tokens, int64_t* cursor, ActiveExpert* active, int32_t* row_token,
+                    float* row_weight) {
+  __builtin_memset(cursor, 0, static_cast<size_t>(slots.num_experts) * sizeof *cursor);
+  for (int64_t token = 0; token < tokens; ++token)
+    for (int64_t slot = 0; slot < slots.top_k; ++slot) {
+      const int64_t id = slots.expert(token0 + token, slot);
+      if (id >= 0) ++cursor[id];
+    }
+  Routed routed = {0, 0};
+  for (int64_t id = 0; id < slots.num_experts; ++id) {
+    const int64_t rows = cursor[id];
+    cursor[id] = routed.rows;
+    if (rows == 0) continue;
+    active[routed.experts++] = {slots.local_of(id), routed.rows, rows};
+    routed.rows += rows;
+  }
+  for (int64_t token = 0; token < tokens; ++token)
+    for (int64_t slot = 0; slot < slots.top_k; ++slot) {
+      const int64_t id = slots.expert(token0 + token, slot);
+      if (id < 0) continue;
+      const int64_t row = cursor[id]++;
+      row_token[row] = static_cast<int32_t>(token);
+      row_weight[row] = unit_weights ? 1.0f : weights.at(token0 + token, slot);
+    }
+  return routed;
+}
+
+}  // namespace
+}  // namespace int8moe
+#endif
