@@ -139,6 +139,10 @@ class ExpertWeights(nn.Module):
                 shape = c.local_experts, widths[name.partition("_")[0]]
                 setattr(self, name, torch.zeros(shape, dtype=torch.float32, device=self._home))
 
+    def _make_room(self) -> None:
+        """Allocate what the kernel will want; the base class has no kernel."""
+        self.allocate()
+
     def load(self, *, gate_up_layout: str = "stacked", **values: ParameterValue | None) -> None:
         """Copy all experts in; see :meth:`int8moe.FusedMoE.load_weights`."""
         self._refuse_packed("load_weights")
@@ -346,9 +350,12 @@ class ExpertWeights(nn.Module):
             missing_keys.extend(prefix + name for name in absent)
             return
         self.clear()
-        strides = extra["expert_stride"]
-        self.allocate((strides["w13_weight"], strides["w2_weight"]))
         packed = layout is not None and not layout.is_canonical
+        if packed:
+            strides = extra["expert_stride"]
+            self.allocate((strides["w13_weight"], strides["w2_weight"]))
+        else:
+            self._make_room()
         for name, tensor in found.items():
             if tensor is None:
                 continue
