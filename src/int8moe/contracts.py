@@ -39,7 +39,8 @@ HIDDEN_DTYPES: tuple[HiddenDtype, ...] = get_args(HiddenDtype)
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    # Built at first use: most processes need few of these models, and the command line has to start fast.
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -124,8 +125,6 @@ class QuantScheme(_Frozen):
     symmetric: bool = True
     dynamic_activations: bool = True
 
-
-W8A8 = QuantScheme()
 
 
 class HostInfo(_Frozen):
