@@ -6,6 +6,7 @@ changed afterwards. A bad value raises :class:`int8moe.errors.ConfigError` with 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -320,7 +321,8 @@ class SelectionReport(_Frozen):
         return "\n".join(lines)
 
 
-class KernelInfo(_Frozen):
+@dataclass(frozen=True, kw_only=True)
+class KernelInfo:
     """One row of :func:`int8moe.list_kernels`. ``reason`` is "" when the kernel is available."""
 
     name: str
@@ -335,7 +337,8 @@ class KernelInfo(_Frozen):
     priority: int
 
 
-class PluginInfo(_Frozen):
+@dataclass(frozen=True, kw_only=True)
+class PluginInfo:
     """One discovered provider. ``error`` is "" unless the state is not "loaded"."""
 
     name: str

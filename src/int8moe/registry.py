@@ -154,7 +154,7 @@ def unknown_kernel(name: str, candidates: Iterable[Candidate], plugins: Iterable
     known = [candidate.spec.name for candidate in candidates]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     message = f"no kernel is called {name!r}"
-    message += f"; did you mean {' or '.join(near)}?" if near else ";"
+    message += f"; did you mean {' or '.join(near)}?" if near else "."
     message += f" Registered: {', '.join(known)}."
     for record in plugins:
         if record.state != "loaded" and name.partition(".")[0] == record.name:

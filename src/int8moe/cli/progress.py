@@ -1,0 +1,103 @@
+"""Progress of packing on stderr: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .output import say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_DRAWINGS = 0.1
+
+
+class PackingProgress:
+    """Bytes of weights that are loaded and packed, of all that will be, and the time that is left.
+
+    Nothing is redrawn in the background: the kernels that are timed between two layers have the cores alone.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = max(total, 1)
+        self._done = 0
+        self._seconds = 0.0
+        self._name = ""
+        self._started = self._shown = time.monotonic()
+        self._bar = _make_bar() if sys.stderr.isatty() else None
+        self._task = self._bar.add_task("", total=self._total, left="") if self._bar is not None else None
+
+    def __enter__(self) -> PackingProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, name: str) -> None:
+        """Start on a layer."""
+        self._name = name
+        self._started = time.monotonic()
+
+    def advance(self, nbytes: int) -> None:
+        """Note that so many more bytes of the layer are read."""
+        self._done += nbytes
+        self._show("packing", at_once=False)
+
+    def end(self) -> None:
+        """Finish the layer."""
+        self._show("packed", at_once=True)
+        self._seconds += time.monotonic() - self._started
+
+    def _show(self, verb: str, *, at_once: bool) -> None:
+        now = time.monotonic()
+        pause = _SECONDS_BETWEEN_LINES if self._bar is None else _SECONDS_BETWEEN_DRAWINGS
+        if not at_once and now - self._shown < pause:
+            return
+        self._shown = now
+        text, left = f"{verb} {self._name}", self._left(now)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, description=text, left=left)
+            self._bar.refresh()
+        else:
+            say(f"{text}: {human_bytes(self._done)} of {human_bytes(self._total)}, {left}")
+
+    def _left(self, now: float) -> str:
+        """Time left, from the time that packing itself took: what runs between two layers does not count."""
+        seconds = self._seconds + now - self._started
+        if not self._done:
+            return "?"
+        return f"{seconds / self._done * (self._total - self._done):.0f} s left"
+
+
+def _make_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TextColumn("{task.fields[left]}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,
+    )
+
+
+def human_bytes(count: int) -> str:
+    """``1536`` -> ``"1.5 KiB"``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError

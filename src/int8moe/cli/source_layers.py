@@ -1,0 +1,125 @@
+"""The layers that ``int8moe run`` runs, from a checkpoint or made in memory. Imports torch.
+
+Each layer can be had twice, on two ways: packed and ready to run, and as the canonical tensors of a few
+experts, which the reference gets. For a checkpoint the second way reads the files anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..checkpoint import CheckpointPlan, LayerPlan, load_moe_layers, load_router
+from ..contracts import MoEConfig
+from ..layer import FusedMoE
+from ..quantize import quantize_experts
+from ..routing import select_experts
+from .canonical import Canonical, read_experts
+
+Advance = Callable[[int], None]
+
+
+class SourceLayer(Protocol):
+    """One MoE layer of a source."""
+
+    @property
+    def name(self) -> str:
+        """How the layer is called."""
+
+    @property
+    def config(self) -> MoEConfig:
+        """What it computes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its experts' weights at the source."""
+
+    def load(self, kernel: str | None, advance: Advance) -> tuple[FusedMoE, float]:
+        """The packed layer, and the seconds that packing alone took."""
+
+    def route(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """topk_weights and topk_ids from the layer's own router."""
+
+    def canonical(self, experts: Sequence[int]) -> Canonical:
+        """The canonical tensors of these experts, which have never been packed."""
+
+
+class CheckpointLayer:
+    """A layer of a checkpoint."""
+
+    def __init__(self, plan: CheckpointPlan, layer: LayerPlan) -> None:
+        self._plan, self._layer = plan, layer
+        self.name = layer.key
+        self.config = layer.config
+        self.nbytes = layer.nbytes
+
+    def load(self, kernel: str | None, advance: Advance) -> tuple[FusedMoE, float]:
+        """Stream the layer in, quantising it first where it is stored in floats."""
+        read = 0
+        last_read = time.perf_counter()
+
+        def note(key: str, done: int, total: int) -> None:
+            nonlocal read, last_read
+            advance(done - read)
+            read, last_read = done, time.perf_counter()
+
+        layers = load_moe_layers(
+            self._plan,
+            kernel=kernel,
+            layers=[self._layer.index],
+            quantize=not self._layer.quantized,
+            progress=note,
+        )
+        return layers[self.name], time.perf_counter() - last_read  # packing follows the last expert
+
+    def route(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the router that the checkpoint holds, as the model would."""
+        weight = load_router(self._plan, self._layer)
+        routing = self._plan.routing
+        return select_experts(
+            hidden_states.to(torch.float32) @ weight.to(torch.float32).t(),
+            self.config.top_k,
+            scoring=routing.scoring,
+            renormalize=routing.renormalize,
+        )
+
+    def canonical(self, experts: Sequence[int]) -> Canonical:
+        """Read these experts from the files again."""
+        return read_experts(self._layer, experts)
+
+
+class SeededLayer:
+    """Experts made in memory from a seed and quantised by int8moe itself."""
+
+    name = "seeded layer"
+
+    def __init__(self, config: MoEConfig, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.config = config
+        experts, hidden, inner = config.num_experts, config.hidden_size, config.intermediate_size
+        w13 = torch.randn(experts, config.w13_rows, hidden, generator=generator) / hidden**0.5
+        w2 = torch.randn(experts, hidden, inner, generator=generator) / inner**0.5
+        self._router = torch.randn(experts, hidden, generator=generator) / hidden**0.5
+        self._tensors = Canonical(*quantize_experts(w13, w2))
+        self.nbytes = self._tensors.w13_weight.numel() + self._tensors.w2_weight.numel()
+
+    def load(self, kernel: str | None, advance: Advance) -> tuple[FusedMoE, float]:
+        """Copy the experts into a layer and pack it."""
+        layer = FusedMoE(self.config, kernel=kernel)
+        layer.load_weights(**self._tensors._asdict())
+        started = time.perf_counter()
+        layer.process_weights_after_loading()
+        advance(self.nbytes)
+        return layer, time.perf_counter() - started
+
+    def route(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the seeded router."""
+        return select_experts(hidden_states.to(torch.float32) @ self._router.t(), self.config.top_k)
+
+    def canonical(self, experts: Sequence[int]) -> Canonical:
+        """The tensors as they were quantised: the layer copied them."""
+        return Canonical(*(tensor[list(experts)] for tensor in self._tensors))

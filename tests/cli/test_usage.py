@@ -1,0 +1,148 @@
+"""Exit codes, stdout and stderr, pipes and interrupts: what holds for every verb."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import COMMAND, Command
+
+VERBS = ("list-kernels", "explain", "verify", "run")
+
+
+def test_help_lists_the_verbs(int8moe: Command) -> None:
+    done = int8moe("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for verb in VERBS:
+        assert f"\n  {verb} " in done.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_and_json(int8moe: Command, verb: str) -> None:
+    done = int8moe(verb, "--help")
+    assert done.returncode == 0
+    assert "--json" in done.stdout
+
+
+def test_version(int8moe: Command) -> None:
+    done = int8moe("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("int8moe ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "Missing command"),
+        (["list-kernel"], "did you mean list-kernels?"),
+        (["zzz"], "verbs are list-kernels"),
+        (["--nope"], "--nope"),
+        (["list-kernels", "--nope"], "int8moe list-kernels --help"),
+        (["list-kernels", "extra"], "extra"),
+        (["explain"], "--config or --checkpoint"),
+        (["explain", "--config", "{"], "is not JSON"),
+        (["explain", "--config", "[1]"], "object"),
+        (["verify"], "KERNEL"),
+        (["run", "--layers", "0,x"], "'x'"),
+        (["run", "--layers", "0-999999999"], "layer number"),
+        (["run", "--tokens", "0"], "--tokens"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_one_line_and_exit_2(int8moe: Command, arguments: list[str], text: str) -> None:
+    assert text in int8moe.error(*arguments, status=2)
+
+
+def test_ways_to_start_it(int8moe: Command, repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "int8moe.cli", "--version"],
+        cwd=int8moe.folder,
+        env=int8moe.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("int8moe ")
+    assert 'int8moe = "int8moe.cli:main"' in (repository / "pyproject.toml").read_text()
+
+
+def test_error_is_one_line_and_debug_shows_where(int8moe: Command) -> None:
+    arguments = ("explain", "--config", "@/does/not/exist.json")
+    assert int8moe.error(*arguments) == "/does/not/exist.json: No such file or directory"
+    done = int8moe(*arguments, INT8MOE_LOG="debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_bad_log_level_is_an_error(int8moe: Command) -> None:
+    assert "INT8MOE_LOG" in int8moe.error("list-kernels", INT8MOE_LOG="loud")
+
+
+def test_unknown_variable_is_a_warning_on_stderr(int8moe: Command) -> None:
+    done = int8moe("list-kernels", INT8MOE_KERNELS="x")
+    assert done.returncode == 0
+    assert done.stderr.startswith("int8moe: warning: INT8MOE_KERNELS")
+    assert "INT8MOE_KERNELS" not in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["list-kernels"], ["list-kernels", "--json"], ["--help"], ["--version"]])
+def test_closed_pipe_is_quiet(int8moe: Command, arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = int8moe(*arguments, stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_piped_to_head(int8moe: Command) -> None:
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", '"$@" list-kernels | head -1', "bash", *COMMAND],
+        env=int8moe.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[:2] == ["kernel", "priority"]
+
+
+def test_full_disk_is_an_error(int8moe: Command) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with full.open("w") as stream:
+        done = int8moe("list-kernels", stdout=stream)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["int8moe: error: No space left on device"]
+
+
+def test_names_that_the_terminal_cannot_show(int8moe: Command, tmp_path: Path) -> None:
+    done = int8moe("explain", "--config", f"@{tmp_path}/ä-漢.json", PYTHONIOENCODING="ascii")
+    assert done.returncode == 1
+    assert "No such file" in done.stderr
+
+
+def test_interrupt_is_quiet_and_exit_130(int8moe: Command) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "run", "--tokens", "65536", "--kernel", "reference.torch"],
+        env=int8moe.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("kernel:"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert all(line.startswith("int8moe: pack") for line in stderr.splitlines())
