@@ -127,7 +127,6 @@ class QuantScheme(_Frozen):
     dynamic_activations: bool = True
 
 
-
 class HostInfo(_Frozen):
     """What the operating system says about this machine.
 

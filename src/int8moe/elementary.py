@@ -119,15 +119,21 @@ def swigluoai(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
     return (up + 1.0) * torch.div(gate, 1.0 + exp(-(gate * alpha)))
 
 
-def activate(d: Tensor, activation: str, *, swiglu_alpha: float = 1.702, swiglu_limit: float = 7.0) -> Tensor:
-    """Step 5: d fp32 ``[rows, 2I]`` (gate, then up) or ``[rows, I]`` without a gate -> fp32 ``[rows, I]``."""
+def activate(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    activation: str,
+    swiglu_alpha: float = 1.702,
+    swiglu_limit: float = 7.0,
+) -> Tensor:
+    """Step 5 on fp32 tensors of one shape; ``up`` is None exactly for the activations without a gate."""
     if activation == "relu2_no_mul":
-        positive = torch.clamp(d, min=0.0)
+        positive = torch.clamp(gate, min=0.0)
         return positive * positive
     functions = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
-    if activation.endswith("_no_mul"):
-        return functions[activation.removesuffix("_no_mul")](d)
-    gate, up = d.chunk(2, dim=-1)
+    if up is None:
+        return functions[activation.removesuffix("_no_mul")](gate)
     if activation == "swigluoai":
         return swigluoai(gate, up, swiglu_alpha, swiglu_limit)
     return functions[activation](gate) * up

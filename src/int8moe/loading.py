@@ -88,7 +88,7 @@ class _Checker:
             pieces = [(whole, value)]
         out = []
         for part, piece in pieces:
-            tensor = piece if isinstance(piece, Tensor) else torch.tensor(float(piece))
+            tensor = piece if isinstance(piece, Tensor) else torch.tensor(float(piece), dtype=torch.float32)
             out.append((part, tensor.detach().unsqueeze(0) if one_expert else tensor.detach()))
         return out
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,26 @@ if TYPE_CHECKING:
 _SERIAL_ELEMENTS = 32_768
 
 
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 @contextlib.contextmanager
 def ieee_denormals() -> Iterator[None]:
     """Switch flush-to-zero off in this thread, and put it back."""
-    flushing = bool((torch.full((1,), 2.0**-126) * 0.5 == 0).item())
+    global _forked
+    if _forked:  # torch's thread pool did not survive the fork: an operation that wants it would wait for ever
+        torch.set_num_threads(1)
+        _forked = False
+    flushing = bool((torch.full((1,), 2.0**-126, dtype=torch.float32) * 0.5 == 0).item())
     if flushing:
         torch.set_flush_denormal(False)
     try:
@@ -58,46 +75,55 @@ def ieee_denormals() -> Iterator[None]:
             torch.set_flush_denormal(True)
 
 
-def _row_blocks(count: int, width: int) -> list[slice]:
-    block = max(1, (_SERIAL_ELEMENTS - 1) // max(width, 1))
-    return [slice(i, i + block) for i in range(0, count, block)]
+def _elementwise(function: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """Apply an elementwise function to 2-D operands (of R or 1 rows, N or 1 columns) in blocks.
 
-
-def _in_blocks(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """Apply a row-wise function to blocks of rows that torch handles in the calling thread."""
-    blocks = _row_blocks(*rows[0].shape)
-    if len(blocks) <= 1:
-        return function(*rows)
-    return torch.cat([function(*(r[block] for r in rows)) for block in blocks])
+    Each block is small enough for torch to keep it in the calling thread, whose control word is guarded.
+    """
+    rows, columns = torch.broadcast_shapes(*(operand.shape for operand in operands))
+    if rows * columns < _SERIAL_ELEMENTS:
+        return function(*operands)
+    width = min(columns, _SERIAL_ELEMENTS - 1)
+    height = max(1, (_SERIAL_ELEMENTS - 1) // width)
+    bands = []
+    for top in range(0, rows, height):
+        band = [operand if operand.shape[0] == 1 else operand[top : top + height] for operand in operands]
+        pieces = [
+            function(*(b if b.shape[1] == 1 else b[:, left : left + width] for b in band))
+            for left in range(0, columns, width)
+        ]
+        bands.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1))
+    return torch.cat(bands)
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Q of docs/numerics.md: fp32 rows ``[R, n]`` -> (int8 ``[R, n]``, fp32 scales ``[R]``)."""
     rows = rows.contiguous()
-    if rows.shape[1] == 0 or rows.shape[0] == 0:
-        return rows.to(torch.int8), rows.new_zeros(rows.shape[0])
-    q = torch.empty(rows.shape, dtype=torch.int8)
-    scales = torch.empty(rows.shape[0], dtype=torch.float32)
-    for block in _row_blocks(*rows.shape):
-        q[block], scales[block] = _quantize_block(rows[block])
-    return q, scales
-
-
-def _quantize_block(rows: Tensor) -> tuple[Tensor, Tensor]:
+    if rows.numel() == 0:
+        return rows.to(torch.int8), torch.zeros(rows.shape[0], dtype=torch.float32)
     # Compared as integers, so that NaN > Inf > any finite value.
-    amax = (rows.view(torch.int32) & 0x7FFFFFFF).amax(dim=1).view(torch.float32)
-    limit = torch.full_like(amax, 127.0)
-    inverse = torch.div(limit, amax)  # a true division: 127 / amax would be reciprocal() * 127
-    scale = torch.div(amax, limit)
-    finite = torch.isfinite(amax)
-    live = finite & (amax != 0) & torch.isfinite(inverse)
-    scale = torch.where(live, scale, torch.zeros_like(scale))
-    scale = torch.where(finite, scale, torch.full_like(scale, math.nan))
-    inverse = torch.where(live, inverse, torch.zeros_like(inverse))
-    # Rows that are not live may hold Inf or NaN: their products are thrown away before the conversion.
-    scaled = torch.where(live.unsqueeze(1), rows * inverse.unsqueeze(1), torch.zeros_like(rows))
-    q = torch.clamp(torch.round(scaled), -127.0, 127.0).to(torch.int8)
-    return q, scale
+    amax = (rows.view(torch.int32) & 0x7FFFFFFF).amax(dim=1, keepdim=True).view(torch.float32)
+    inverse = _elementwise(_inverse_scale, amax)
+    return _elementwise(_round_to_int8, rows, inverse), _elementwise(_row_scale, amax, inverse).squeeze(1)
+
+
+def _inverse_scale(amax: Tensor) -> Tensor:
+    """127 / amax; 0 for a row that is quantised to zeros (amax not finite, 0, or too small)."""
+    inverse = torch.div(torch.full_like(amax, 127.0), amax)  # 127 / amax would be reciprocal() * 127
+    live = torch.isfinite(amax) & torch.isfinite(inverse)
+    return torch.where(live, inverse, torch.zeros_like(inverse))
+
+
+def _row_scale(amax: Tensor, inverse: Tensor) -> Tensor:
+    scale = torch.div(amax, torch.full_like(amax, 127.0))
+    scale = torch.where(inverse == 0, torch.zeros_like(scale), scale)
+    return torch.where(torch.isfinite(amax), scale, torch.full_like(scale, math.nan))
+
+
+def _round_to_int8(rows: Tensor, inverse: Tensor) -> Tensor:
+    # A row of zeros may hold Inf or NaN: its products are thrown away before the conversion.
+    scaled = torch.where(inverse == 0, torch.zeros_like(rows), rows * inverse)
+    return torch.clamp(torch.round(scaled), -127.0, 127.0).to(torch.int8)
 
 
 def integer_matmul(q: Tensor, weight: Tensor) -> Tensor:
@@ -107,11 +133,10 @@ def integer_matmul(q: Tensor, weight: Tensor) -> Tensor:
 
 
 def _dequantize(acc: Tensor, row_scale: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    def block(a: Tensor, s: Tensor) -> Tensor:
-        d = (a.to(torch.float32) * s) * weight_scale
-        return d if bias is None else d + bias
-
-    return _in_blocks(block, acc, row_scale.unsqueeze(1))
+    d = _elementwise(
+        lambda a, s, w: (a.to(torch.float32) * s) * w, acc, row_scale.unsqueeze(1), weight_scale.unsqueeze(0)
+    )
+    return d if bias is None else _elementwise(torch.add, d, bias.unsqueeze(0))
 
 
 def round_to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -141,9 +166,12 @@ def expert_rows(
 ) -> Tensor:
     """Steps 3 to 7 for the quantised rows of one expert: int8 ``[R, H]`` -> un-weighted fp32 ``[R, H]``."""
     d = _dequantize(integer_matmul(q, w13), scales, w13_scale, w13_bias)
-    h = _in_blocks(
-        lambda block: activate(block, activation, swiglu_alpha=swiglu_alpha, swiglu_limit=swiglu_limit),
-        d,
+    halves = (d,) if activation.endswith("_no_mul") else d.chunk(2, dim=1)
+    h = _elementwise(
+        lambda *gate_up: activate(
+            *gate_up, activation=activation, swiglu_alpha=swiglu_alpha, swiglu_limit=swiglu_limit
+        ),
+        *halves,
     )
     q2, s2 = quantize_rows(h)
     return _dequantize(integer_matmul(q2, w2), s2, w2_scale, w2_bias)
@@ -198,19 +226,18 @@ def fused_experts(
     top_k = topk_ids.shape[1]
     if apply_router_weight_on_input and top_k != 1:
         raise ValueError(f"apply_router_weight_on_input needs top_k = 1, found {top_k}")
-    w13_scale = _channel_scales(w13_weight_scale, experts, w13_rows)
-    w2_scale = _channel_scales(w2_weight_scale, experts, hidden_size)
-    weights = topk_weights.to(torch.float32)
-    ids = topk_ids.to(torch.int64)
-    num_experts = experts if expert_map is None else expert_map.numel()
-    local_of = (
-        torch.arange(num_experts) if expert_map is None else expert_map.to(torch.int64).cpu().reshape(-1)
-    ).tolist()
-
     with torch.no_grad(), ieee_denormals():
+        w13_scale = _channel_scales(w13_weight_scale, experts, w13_rows)
+        w2_scale = _channel_scales(w2_weight_scale, experts, hidden_size)
+        weights = topk_weights.to(torch.float32)
+        ids = topk_ids.to(torch.int64)
+        num_experts = experts if expert_map is None else expert_map.numel()
+        local_of = (
+            torch.arange(num_experts) if expert_map is None else expert_map.to(torch.int64).cpu().reshape(-1)
+        ).tolist()
         x = hidden_states.to(torch.float32)
         if apply_router_weight_on_input and tokens:
-            x = _in_blocks(lambda rows, weight: rows * weight, x, weights)
+            x = _elementwise(lambda rows, weight: rows * weight, x, weights)
             weights = torch.ones_like(weights)
         q, scales = quantize_rows(x)
         out = torch.zeros((tokens, hidden_size), dtype=torch.float32)
@@ -236,7 +263,7 @@ def fused_experts(
                 rows = (slot == position).nonzero(as_tuple=True)[0]
                 if len(rows):
                     owners = token[rows]
-                    out[owners] = _in_blocks(
+                    out[owners] = _elementwise(
                         lambda total, row, weight: total + weight * row,
                         out[owners],
                         y[rows],

@@ -53,7 +53,7 @@ def self_test(kernel: TestedKernel) -> WeightLayout:
         return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
 
     def floats(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator) * 0.02 + 1e-3
+        return torch.rand(shape, generator=generator, dtype=torch.float32) * 0.02 + 1e-3
 
     tensors: dict[str, Any] = {
         "w13_weight": integers(experts, rows, hidden),
@@ -70,8 +70,8 @@ def self_test(kernel: TestedKernel) -> WeightLayout:
     ids = torch.tensor([[0, 1], [3, 0], [2, 2], [-1, 3], [-1, -1]])
     for dtype_name in kernel.spec.dtypes:
         dtype: torch.dtype = getattr(torch, dtype_name)
-        hidden_states = (torch.randn(5, hidden, generator=generator)).to(dtype)
-        topk_weights = torch.rand(5, 2, generator=generator)
+        hidden_states = torch.randn(5, hidden, generator=generator, dtype=torch.float32).to(dtype)
+        topk_weights = torch.rand(5, 2, generator=generator, dtype=torch.float32)
         out = torch.empty(5, hidden, dtype=dtype)
         kernel.apply(weights, hidden_states, topk_weights, ids, out)
         expected = reference.fused_experts(
