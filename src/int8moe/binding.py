@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pluggy
+import torch
 
 from .contracts import (
     HostInfo,
@@ -23,7 +25,7 @@ from .contracts import (
 )
 from .errors import Int8MoEError, NoKernelError, PluginLoadError
 from .hookspecs import PROJECT, REQUIRED_HOOKS, FusedMoEExperts
-from .host import this_host
+from .host import forked_with_threads, this_host
 from .registry import Candidate, get_registry, hints
 from .selection import no_kernel_message, policy_from_environment, rank
 from .self_test import self_test, self_test_config
@@ -35,6 +37,15 @@ _lock = threading.RLock()
 _bound: dict[str, BoundKernel] = {}
 _quarantined: dict[str, tuple[KernelSpec, str]] = {}
 _fallbacks_told: set[tuple[str, str]] = set()
+
+
+def _run_serially_in_child() -> None:
+    if forked_with_threads():
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_run_serially_in_child)
 
 
 class BoundKernel:

@@ -147,3 +147,32 @@ def override_thread_limit(count: int) -> Iterator[None]:
         yield
     finally:
         _override = previous
+
+
+_threads_before_fork = 1
+_forked_with_threads = False
+
+
+def _count_threads() -> None:
+    global _threads_before_fork
+    try:
+        _threads_before_fork = len(list(Path("/proc/self/task").iterdir()))
+    except OSError:  # no procfs: assume that there are some
+        _threads_before_fork = 2
+
+
+def _note_fork() -> None:
+    global _forked_with_threads
+    _forked_with_threads = _forked_with_threads or _threads_before_fork > 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_count_threads, after_in_child=_note_fork)
+
+
+def forked_with_threads() -> bool:
+    """Whether this process was forked from one that had other threads.
+
+    Thread pools do not survive that: whoever asks one for help waits for ever, so everything has to run serially.
+    """
+    return _forked_with_threads

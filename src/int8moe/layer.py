@@ -57,6 +57,8 @@ class FusedMoE(ExpertWeights):
         self.kernel: BoundKernel = bound
         self.selection: SelectionReport = report
         self._op_arguments: tuple[Any, ...] = ()
+        names = (config.hidden_dtype,) if config.hidden_dtype is not None else bound.spec.dtypes
+        self._dtypes = frozenset(getattr(torch, name) for name in names)
 
     # ---- weights -----------------------------------------------------------------------------------------
 
@@ -225,10 +227,19 @@ class FusedMoE(ExpertWeights):
         """
         if self.state != PACKED:
             raise self._not_packed()
-        self._check_inputs(hidden_states, topk_weights, topk_ids)
         hidden_size, top_k = self.config.hidden_size, self.config.top_k
         shape = hidden_states.shape
-        if hidden_states.dim() != 2:
+        if not (
+            len(shape) == 2
+            and shape[1] == hidden_size
+            and topk_ids.shape == topk_weights.shape == (shape[0], top_k)
+            and hidden_states.dtype in self._dtypes
+            and topk_ids.dtype in _ID_DTYPES
+            and topk_weights.dtype in _WEIGHT_DTYPES
+            and hidden_states.device == topk_ids.device == topk_weights.device == self._home
+        ):
+            self._check_inputs(hidden_states, topk_weights, topk_ids)
+        if len(shape) != 2:
             hidden_states = hidden_states.reshape(-1, hidden_size)
             topk_weights = topk_weights.reshape(-1, top_k)
             topk_ids = topk_ids.reshape(-1, top_k)
@@ -246,7 +257,7 @@ class FusedMoE(ExpertWeights):
                 f"{self.layer_name}: the weights are tagged {self._tag or 'not packed'}, kernel {self.kernel.name} "
                 f"reads {self._op_arguments[1]}; reset() and load again"
             )
-        target = torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
+        target = torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=self._home)
         if out is not None:
             self._checked_out(out, shape, target)
             # Written directly only where no input can be clobbered before it is read.
@@ -256,7 +267,7 @@ class FusedMoE(ExpertWeights):
                 target = out.view(hidden_states.shape)
         self.kernel.apply(self, hidden_states, topk_weights, topk_ids, target)
         if out is None:
-            return target.view(shape)
+            return target if len(shape) == 2 else target.view(shape)
         if target.data_ptr() != out.data_ptr() or not out.is_contiguous():
             out.copy_(target.view(shape))
         return out
@@ -324,9 +335,8 @@ class FusedMoE(ExpertWeights):
         )
 
     def _check_dtype(self, name: str, tensor: Tensor) -> None:
-        allowed = (self.config.hidden_dtype,) if self.config.hidden_dtype is not None else self.kernel.spec.dtypes
-        if str(tensor.dtype).removeprefix("torch.") not in allowed:
-            raise self._bad(name, tensor, " or ".join(allowed))
+        if tensor.dtype not in self._dtypes:
+            raise self._bad(name, tensor, " or ".join(sorted(str(d).removeprefix("torch.") for d in self._dtypes)))
 
     def _check_inputs(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> None:
         config = self.config

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -46,25 +45,9 @@ if TYPE_CHECKING:
 _SERIAL_ELEMENTS = 32_768
 
 
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 @contextlib.contextmanager
 def ieee_denormals() -> Iterator[None]:
     """Switch flush-to-zero off in this thread, and put it back."""
-    global _forked
-    if _forked:  # torch's thread pool did not survive the fork: an operation that wants it would wait for ever
-        torch.set_num_threads(1)
-        _forked = False
     flushing = bool((torch.full((1,), 2.0**-126, dtype=torch.float32) * 0.5 == 0).item())
     if flushing:
         torch.set_flush_denormal(False)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from int8moe.contracts import ACTIVATIONS, WeightLayout
 from int8moe.hookspecs import hookimpl
-from int8moe.host import thread_limit
+from int8moe.host import forked_with_threads, thread_limit
 
 from . import library as native
 
@@ -64,9 +64,17 @@ def _attach() -> ctypes.CDLL:
         if _attached is None:
             library = native.load_library()
             library.int8moe_set_parallel(*_torch_threads())
-            os.register_at_fork(after_in_child=library.int8moe_after_fork)
+            os.register_at_fork(after_in_child=_after_fork)
             _attached = library
         return _attached
+
+
+def _after_fork() -> None:
+    """In the child: forget the scratch list, and run serially where torch's pool did not survive."""
+    if _attached is not None:
+        _attached.int8moe_after_fork()
+        if not forked_with_threads():
+            _attached.int8moe_set_parallel(*_torch_threads())
 
 
 class _Prepared(NamedTuple):
