@@ -18,7 +18,7 @@ READY := $(VENV)/.ready
 NATIVE := $(shell find src/int8moe/include plugins/*/csrc plugins/*/CMakeLists.txt -type f 2>/dev/null)
 METADATA := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test setup lint types conformance-all objects wheels clean
+.PHONY: run test setup lint types conformance-all wheels clean
 
 setup: $(READY)
 
@@ -49,8 +49,8 @@ conformance-all: setup
 	$(BIN)/python -m pytest tests/conformance --int8moe-grid all $(PYTEST_ARGS)
 
 wheels: setup
-	$(BIN)/python -m build --wheel --outdir $(WHEELS) .
-	for plugin in $(PLUGINS); do $(BIN)/python -m build --wheel --outdir $(WHEELS) $$plugin || exit 1; done
+	$(BIN)/python -m build --outdir $(WHEELS) .
+	for plugin in $(PLUGINS); do $(BIN)/python -m build --outdir $(WHEELS) $$plugin || exit 1; done
 
 clean:
 	rm -rf $(VENV) build $(WHEELS) plugins/*/build

@@ -43,7 +43,7 @@ def test_integer_product_is_exact(rows, columns, depth):
 
 
 def test_cancellation_above_two_to_the_24():
-    """CASES 5: partial sums pass 2**24 and cancel to a small exact sum, which fp32 would lose."""
+    """Partial sums pass 2**24 and cancel to a small exact sum, which fp32 would lose."""
     depth = 2049
     q = torch.full((1, depth), 127, dtype=torch.int8)
     w = torch.full((3, depth), 127, dtype=torch.int8)

@@ -27,7 +27,7 @@ from .errors import Int8MoEError, NoKernelError, PluginLoadError
 from .hookspecs import PROJECT, REQUIRED_HOOKS, FusedMoEExperts
 from .host import forked_with_threads, this_host
 from .registry import Candidate, get_registry, hints
-from .selection import no_kernel_message, policy_from_environment, rank
+from .selection import machine_policy, machine_refusal, no_kernel_message, policy_from_environment, rank
 from .self_test import self_test, self_test_config
 from .signatures import check_hooks
 
@@ -143,9 +143,11 @@ def bind(name: str) -> BoundKernel:
         quarantined = _quarantined.get(name)
         if quarantined is not None and quarantined[0] is candidate.spec:
             raise PluginLoadError(quarantined[1])
+        # Before any of its code runs: an instruction that the machine lacks would end the process.
+        reason = machine_refusal(candidate, this_host(), machine_policy())
+        if reason is not None:
+            raise NoKernelError(f"kernel {name!r} cannot run here: {reason}")
         bound = BoundKernel(candidate, check_kernel_class(candidate.spec))
-        if candidate.spec.unavailable is not None:
-            raise NoKernelError(f"kernel {name!r} cannot run here: {candidate.spec.unavailable}")
         try:
             # Kernels for other devices, or with conditions of their own, are proved by `int8moe verify`.
             if bound.refusal(self_test_config(candidate.spec), this_host()) is None and candidate.spec.device == "cpu":

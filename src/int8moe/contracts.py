@@ -35,6 +35,9 @@ Activation = Literal[
 ]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
+FEATURES = ("bias", "no_gate", "expert_map", "apply_router_weight_on_input")
+"""What a config may need beyond activation and dtype; a kernel lists those that it has."""
+
 HiddenDtype = Literal["bfloat16", "float16", "float32"]
 HIDDEN_DTYPES: tuple[HiddenDtype, ...] = get_args(HiddenDtype)
 
@@ -110,6 +113,12 @@ class MoEConfig(_Frozen):
         return self.intermediate_size * (2 if self.is_gated else 1)
 
     @property
+    def needed_features(self) -> tuple[str, ...]:
+        """Those of FEATURES that a kernel has to list."""
+        needs = (self.has_bias, not self.is_gated, self.has_expert_map, self.apply_router_weight_on_input)
+        return tuple(feature for feature, needed in zip(FEATURES, needs, strict=True) if needed)
+
+    @property
     def local_experts(self) -> int:
         """Experts stored in this layer."""
         return self.num_experts if self.num_local_experts is None else self.num_local_experts
@@ -133,7 +142,7 @@ class HostInfo(_Frozen):
     Attributes:
         machine: as ``uname -m`` prints it.
         system: "Linux", "Darwin", "Windows".
-        features: the CPU's feature words exactly as the system spells them; the core gives them no meaning.
+        features: the CPU's feature words as the system spells them (lower case on Darwin); no meaning is given to them.
         num_threads: workers that a kernel may use.
         num_threads_source: where that number is from, for people.
     """

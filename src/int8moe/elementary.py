@@ -21,7 +21,7 @@ def _f32(value: float) -> float:
     return rounded
 
 
-# exp: x = n * ln 2 + r, degree-6 polynomial on |r| <= ln 2 / 2 (coefficients of the Cephes library, expf).
+# exp: x = n * ln 2 + r, polynomial on |r| <= ln 2 / 2 (coefficients of the Cephes library, expf).
 _LOG2_E = _f32(1.44269504088896341)
 _LN2_HIGH = _f32(0.693359375)  # ten significant bits: n * _LN2_HIGH is exact
 _LN2_LOW = _f32(-2.12194440e-4)

@@ -16,8 +16,6 @@ VARIABLES = {
     "INT8MOE_MAX_ISA": "highest instruction-set tier that may be used",
     "INT8MOE_NUM_THREADS": "workers per parallel region",
     "INT8MOE_LOG": "debug, info, warning or error",
-    "INT8MOE_CACHE_DIR": "where packed weights are cached",
-    "INT8MOE_VLLM": "0 switches the vLLM integration off",
 }
 
 logger = logging.getLogger("int8moe")

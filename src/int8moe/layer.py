@@ -251,26 +251,25 @@ class FusedMoE(ExpertWeights):
                 [self.aux[name] for name in self.aux], list(self.aux), *self._op_arguments,
             )  # fmt: skip
             result = result.view(shape)
-            return result if out is None else self._checked_out(out, shape, result).copy_(result)
+            return result if out is None else self._checked_out(out, shape, hidden_states).copy_(result)
         if self._tag != self._op_arguments[1]:
             raise WeightLayoutError(
                 f"{self.layer_name}: the weights are tagged {self._tag or 'not packed'}, kernel {self.kernel.name} "
                 f"reads {self._op_arguments[1]}; reset() and load again"
             )
+        # An out is written directly only where no input can be clobbered before it is read.
+        direct = (
+            out is not None
+            and self._checked_out(out, shape, hidden_states).is_contiguous()
+            and not any(_same_storage(out, given) for given in (hidden_states, topk_weights, topk_ids))
+        )
+        if out is not None and direct:
+            self.kernel.apply(self, hidden_states, topk_weights, topk_ids, out.view(hidden_states.shape))
+            return out
         target = torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=self._home)
-        if out is not None:
-            self._checked_out(out, shape, target)
-            # Written directly only where no input can be clobbered before it is read.
-            if out.is_contiguous() and not any(
-                _same_storage(out, given) for given in (hidden_states, topk_weights, topk_ids)
-            ):
-                target = out.view(hidden_states.shape)
         self.kernel.apply(self, hidden_states, topk_weights, topk_ids, target)
-        if out is None:
-            return target if len(shape) == 2 else target.view(shape)
-        if target.data_ptr() != out.data_ptr() or not out.is_contiguous():
-            out.copy_(target.view(shape))
-        return out
+        target = target if len(shape) == 2 else target.view(shape)
+        return target if out is None else out.copy_(target)
 
     def forward_sorted(
         self,
@@ -301,6 +300,8 @@ class FusedMoE(ExpertWeights):
                 f"kernel {self.kernel.name} has no apply_rows hook, which forward_sorted needs; "
                 "call the layer with topk_ids, or name another kernel"
             )
+        if torch.is_grad_enabled() and rows.requires_grad:
+            raise Int8MoEError(ops.INFERENCE_ONLY)
         counts = torch.as_tensor(num_tokens_per_expert).detach().to("cpu", torch.int64).contiguous()
         local = self.config.local_experts
         if rows.dim() != 2 or rows.shape[1] != self.config.hidden_size:
@@ -318,7 +319,7 @@ class FusedMoE(ExpertWeights):
                 f"give int8 rows with float32 [{rows.shape[0]}]"
             )
         out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
-        self.kernel.apply_rows(self, rows.detach(), row_scales, counts, out)
+        self.kernel.apply_rows(self, rows, row_scales, counts, out)
         return out
 
     def _not_packed(self) -> WeightLayoutError:

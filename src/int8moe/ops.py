@@ -25,6 +25,11 @@ _SCHEMA = (
     "bool apply_router_weight_on_input, float swiglu_alpha, float swiglu_limit) -> Tensor"
 )
 
+INFERENCE_ONLY = (
+    "int8moe is for inference: there is no backward. Run it under torch.inference_mode() or torch.no_grad(), "
+    "or detach the inputs"
+)
+
 _library = torch.library.Library("int8moe", "DEF")
 _library.define(_SCHEMA)
 
@@ -142,10 +147,7 @@ def _fake(hidden_states: Tensor, *_: Any) -> Tensor:
 
 
 def _backward(ctx: Any, grad: Tensor) -> None:
-    raise Int8MoEError(
-        "int8moe is for inference: fused_experts has no backward. Run it under torch.inference_mode() or "
-        "torch.no_grad(), or detach hidden_states and topk_weights"
-    )
+    raise Int8MoEError(INFERENCE_ONLY)
 
 
 _library.impl("fused_experts", _fused_experts, "CompositeExplicitAutograd")

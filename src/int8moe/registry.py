@@ -269,6 +269,7 @@ def _discover() -> Iterator[PluginRecord]:
                     f"plugin {record.name!r} of {record.distribution} {record.version} is {record.state}: "
                     f"{record.error} (INT8MOE_STRICT is set)"
                 ) from error
+            logger.debug("plugin %r:\n%s", record.name, record.traceback)
             logger.warning(
                 "plugin %r of %s %s is %s: %s",
                 record.name, record.distribution, record.version, record.state, record.error,
@@ -340,13 +341,15 @@ def register_kernel(provider: object) -> tuple[KernelSpec, ...]:
 
 def list_kernels(host: HostInfo | None = None) -> list[KernelInfo]:
     """Every declared kernel, best first, with whether this machine can run it and why not."""
-    from .selection import machine_refusal
+    from .selection import check_max_isa, machine_policy, machine_refusal
 
-    policy_host = host or this_host()
+    candidates = _registry.candidates()
+    policy = machine_policy(hypothetical=host is not None)
+    check_max_isa(policy.max_isa, candidates)
     rows = []
-    for candidate in _registry.candidates():
+    for candidate in candidates:
         spec = candidate.spec
-        reason = machine_refusal(candidate, policy_host, hypothetical=host is not None)
+        reason = machine_refusal(candidate, host or this_host(), policy)
         rows.append(
             KernelInfo(
                 name=spec.name,
@@ -385,7 +388,7 @@ def hints(host: HostInfo | None = None) -> list[str]:
     table = json.loads(resources.files(__package__).joinpath("hints.json").read_text(encoding="utf-8"))
     return [
         f"this machine is {host.machine}: {row['distribution']} has kernels for {row['serves']} "
-        f"(install it: pip install {row['distribution']}, or from a checkout)"
+        f"(from a checkout: pip install ./{row['source']})"
         for row in table
         if host.machine in row["machines"] and row["distribution"] not in installed
     ]

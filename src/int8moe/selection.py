@@ -107,7 +107,7 @@ def refusal(candidate: Candidate, config: MoEConfig, host: HostInfo, policy: Pol
     spec = candidate.spec
     if spec.device != policy.device:
         return f"is for device {spec.device}, wanted is {policy.device}"
-    reason = machine_refusal(candidate, host, policy=policy)
+    reason = machine_refusal(candidate, host, policy)
     if reason is not None:
         return reason
     if policy.kernel is None:
@@ -128,27 +128,19 @@ def _config_refusal(spec: KernelSpec, config: MoEConfig, scheme: str) -> str | N
         return f"has no activation {config.activation}; it has {', '.join(spec.activations)}"
     if config.hidden_dtype is not None and config.hidden_dtype not in spec.dtypes:
         return f"takes {', '.join(spec.dtypes)}, wanted is {config.hidden_dtype}"
-    needed = {
-        "bias": config.has_bias,
-        "no_gate": not config.is_gated,
-        "expert_map": config.has_expert_map,
-        "apply_router_weight_on_input": config.apply_router_weight_on_input,
-    }
-    missing = [feature for feature, wanted in needed.items() if wanted and feature not in spec.features]
+    missing = [feature for feature in config.needed_features if feature not in spec.features]
     if missing:
         return f"does not list the feature {', '.join(missing)}, which this config needs"
     return None
 
 
-def machine_refusal(
-    candidate: Candidate,
-    host: HostInfo,
-    *,
-    policy: Policy | None = None,
-    hypothetical: bool = False,
-) -> str | None:
+def machine_policy(*, hypothetical: bool = False) -> Policy:
+    """The part of the policy that :func:`machine_refusal` reads, without a pinned kernel."""
+    return Policy(max_isa=environment.text("INT8MOE_MAX_ISA"), hypothetical=hypothetical)
+
+
+def machine_refusal(candidate: Candidate, host: HostInfo, policy: Policy) -> str | None:
     """Why the machine cannot run this kernel whatever the config, or None."""
-    policy = policy or Policy(max_isa=environment.text("INT8MOE_MAX_ISA"), hypothetical=hypothetical)
     spec = candidate.spec
     if spec.unavailable is not None and not policy.hypothetical:
         return spec.unavailable

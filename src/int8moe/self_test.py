@@ -11,6 +11,7 @@ from torch import Tensor
 from . import reference
 from .contracts import KernelSpec, MoEConfig, WeightLayout
 from .errors import PluginLoadError
+from .testing.bits import assert_matches
 from .weights import ExpertWeights, PackingKernel
 
 
@@ -77,23 +78,8 @@ def self_test(kernel: TestedKernel) -> WeightLayout:
         expected = reference.fused_experts(
             hidden_states, topk_weights=topk_weights, topk_ids=ids, activation=config.activation, **tensors
         )
-        _check_promise(kernel.spec, out, expected)
+        try:
+            assert_matches(kernel.spec.numerics, out, expected)
+        except AssertionError as error:
+            raise PluginLoadError(f"it declares {kernel.spec.numerics}, but against the reference {error}") from None
     return layout
-
-
-def _check_promise(spec: KernelSpec, out: Tensor, expected: Tensor) -> None:
-    numerics = spec.numerics
-    if numerics.kind == "bitwise":
-        integers = {2: torch.int16, 4: torch.int32}[out.element_size()]
-        wrong = int((out.view(integers) != expected.view(integers)).sum())
-        if wrong:
-            raise PluginLoadError(
-                f"it declares bitwise numerics, but {wrong} of {out.numel()} values ({out.dtype}) differ from "
-                "the reference"
-            )
-        return
-    error = (out.double() - expected.double()).norm() / expected.double().norm()
-    if not float(error) <= max(numerics.rtol, torch.finfo(out.dtype).eps):
-        raise PluginLoadError(
-            f"it declares a tolerance of {numerics.rtol:g}, but its relative error is {float(error):.3g}"
-        )

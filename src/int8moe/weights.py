@@ -53,7 +53,7 @@ class ExpertWeights(nn.Module):
         expert_map: int32 ``[num_experts]`` global to local id or -1, or None.
         aux: named tensors that the kernel adds.
         prepared: anything that the kernel wants to find again at the next call (a native descriptor); never
-            saved or copied, and cleared whenever the tensors change.
+            saved or copied, and cleared when the weights are reset, restored or moved.
         layer_name: how errors call the layer.
     """
 

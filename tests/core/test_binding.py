@@ -1,4 +1,4 @@
-"""Hooks that are forgotten, misspelt or mis-signed, live registration, quarantine (CASES 17, 29, 30)."""
+"""Hooks that are forgotten, misspelt or mis-signed, live registration, quarantine."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from int8moe import (
     register_kernel,
     select_kernel,
 )
+from int8moe.binding import bind
 from int8moe.reference import ReferenceExperts
 from int8moe.registry import get_registry
 
@@ -218,7 +219,7 @@ class ForeignLayout(Good):
 
 @pytest.mark.parametrize(
     ("kernel_class", "word"),
-    [(OneBitOff, "differ from the reference"), (Raises, "boom"), (ReturnsNone, "WeightLayout"),
+    [(OneBitOff, "bits differ in 1 of"), (Raises, "boom"), (ReturnsNone, "WeightLayout"),
      (ChangesShape, "canonical"), (ForeignLayout, "namespace")],
 )  # fmt: skip
 def test_a_wrong_kernel_is_quarantined_and_named(
@@ -242,6 +243,24 @@ def test_tolerance_is_used_only_when_named() -> None:
     report = select_kernel(CONFIG)
     assert "not bitwise" in {name: reason for name, _, reason in report.rejected}["live.fast"]
     assert select_kernel(CONFIG, kernel="live.fast").chosen == "live.fast"
+
+
+def test_an_absolute_tolerance_is_enough() -> None:
+    numerics = Numerics.tolerance(rtol=0.0, atol=10.0, reason="wraps another library")
+    register_kernel(provider(OneBitOff, numerics=numerics))
+    assert select_kernel(CONFIG, kernel="live.fast").chosen == "live.fast"
+
+
+def test_a_kernel_of_another_machine_is_refused_before_its_code_is_loaded() -> None:
+    class Native(Good):
+        def __init__(self) -> None:
+            raise AssertionError("this would be an illegal instruction")
+
+    for fields in ({"unavailable": "machine is a toaster"}, {"isa": (("toast",),)}):
+        get_registry().register(provider(Native, **fields))
+        with pytest.raises(NoKernelError, match="toast"):
+            bind("live.fast")
+        get_registry().unregister("live")
 
 
 def test_a_kernel_may_refuse_a_config_itself() -> None:

@@ -1,4 +1,4 @@
-"""A forked child: serial where the parent had threads, parallel where it had none (CASES 15)."""
+"""A forked child: serial where the parent had threads, parallel where it had none."""
 
 from __future__ import annotations
 

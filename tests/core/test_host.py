@@ -1,4 +1,4 @@
-"""detect_host on faked proc and sys folders (CASES 25)."""
+"""detect_host on faked proc and sys folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FusedMoE from load to forward: states, copies, files, refusals (CASES 6, 7, 11, 16, 17, 18, 33)."""
+"""FusedMoE from load to forward: states, copies, files, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery in isolation: good, broken, duplicate and blocked plugins side by side (CASES 27, 28, 29)."""
+"""Discovery in isolation: good, broken, duplicate and blocked plugins side by side."""
 
 from __future__ import annotations
 
@@ -149,10 +149,13 @@ def test_hints_name_what_would_help(plugins: PluginFolder) -> None:
         """
         import json
         from int8moe import HostInfo
-        from int8moe.registry import hints
-        print(json.dumps([hints(HostInfo(machine=m, system="Linux")) for m in ("s390x", "aarch64", "riscv64")]))
+        from int8moe.registry import get_registry, hints
+        installed = {record.distribution for record in get_registry().plugins()}
+        print(json.dumps([hints(HostInfo(machine=m, system="Linux")) for m in ("x86_64", "riscv64")] + [sorted(installed)]))
         """
     )
-    assert "int8moe-s390x-vxe" in lines[0][0]
-    assert "int8moe-aarch64-neon" in lines[1][0]
-    assert lines[2] == []
+    if "int8moe-x86-vnni" in lines[2]:
+        assert lines[0] == []
+    else:
+        assert "int8moe-x86-vnni" in lines[0][0]
+    assert lines[1] == []

@@ -1,4 +1,4 @@
-"""Selection as a pure function of faked candidates and hosts (CASES 24, 29), and the variables that steer it."""
+"""Selection as a pure function of faked candidates and hosts, and the variables that steer it."""
 
 from __future__ import annotations
 

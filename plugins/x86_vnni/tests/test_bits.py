@@ -147,7 +147,7 @@ def test_special_rows(kernel) -> None:
 
 
 def test_full_weight_range(kernel) -> None:
-    """CASES 2 and 3: a 16-bit saturating pair-add fails it."""
+    """A 16-bit saturating pair-add fails it."""
     config = MoEConfig(num_experts=1, top_k=1, hidden_size=64, intermediate_size=64)
     layer = make_layer(kernel, config)
     kernel.restore_weights(layer.weights)
@@ -266,7 +266,7 @@ def test_scratch_is_kept_bounded_and_released(kernel, native) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_child_of_a_fork_runs_serially(kernel) -> None:
-    """CASES 15: torch's own pool would hang there."""
+    """torch's own pool would hang there."""
     config = MoEConfig(num_experts=8, top_k=2, hidden_size=512, intermediate_size=256)
     layer = make_layer(kernel, config)
     x, weights, ids = inputs(config, 64)

@@ -17,7 +17,7 @@ ALL = CpuFacts(**dict.fromkeys(CpuFacts._fields[:-1], True), amx_permission=0)
 NO_VNNI = ALL._replace(avx512_vnni=False, avx_vnni=False, amx_tile=False, amx_int8=False, amx_permission=None)
 AVX2_ONLY = CpuFacts(avx2=True, os_avx=True)
 
-# CASES 24: {facts: {tier: part of the reason, None = usable}}
+# {facts: {tier: part of the reason, None = usable}}
 EXPECTED = [
     (ALL, dict.fromkeys(probe.TIERS)),
     (
@@ -121,7 +121,7 @@ def test_plugin_imports_no_torch() -> None:
 
 @pytest.mark.parametrize(("facts", "expected"), EXPECTED)
 def test_selection_takes_the_next_usable_kernel(monkeypatch, facts: CpuFacts, expected: dict[str, str | None]) -> None:
-    """CASES 24: a reason for each kernel that is rejected, and the process never dies."""
+    """A reason for each kernel that is rejected, and the process never dies."""
     monkeypatch.setattr(probe, "read_cpu", lambda: facts)
     words = {name for spec in plugin.register_kernels() for name in spec.isa[0]}
     host = HostInfo(machine="x86_64", system="Linux", features=frozenset(words))

@@ -111,7 +111,6 @@ class TensorReader:
     """Reads tensors as views of mapped files; at most the files in use stay mapped."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
         self._open: dict[Path, tuple[Any, ExitStack]] = {}
 
     def __enter__(self) -> TensorReader:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..contracts import ACTIVATIONS, MoEConfig
 from .makers import make_hidden_states, make_routing
 
-__all__ = ["configs", "finite_float32", "hidden_states", "routings", "sizes"]
+__all__ = ["configs", "hidden_states", "routings", "sizes"]
 
 _EDGES = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 
@@ -34,11 +34,6 @@ def configs(draw: st.DrawFn, *, largest: int = 129, activations: tuple[str, ...]
         has_bias=draw(st.booleans()),
         apply_router_weight_on_input=top_k == 1 and draw(st.booleans()),
     )
-
-
-def finite_float32() -> st.SearchStrategy[float]:
-    """Every finite fp32, denormals included."""
-    return st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 @st.composite

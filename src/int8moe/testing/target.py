@@ -103,14 +103,8 @@ class Target:
         """Skip the case where the kernel's declaration, or its own hook, refuses the config."""
         if config.activation not in self.spec.activations:
             skip(f"activation {config.activation!r} is not declared")
-        for feature, wanted in (
-            ("bias", config.has_bias),
-            ("no_gate", not config.is_gated),
-            ("expert_map", config.has_expert_map),
-            ("apply_router_weight_on_input", config.apply_router_weight_on_input),
-        ):
-            if wanted:
-                self.need_feature(feature)
+        for feature in config.needed_features:
+            self.need_feature(feature)
         reason = self.bound.refusal(config, this_host())
         if reason is not None:
             skip(f"is_supported_config: {reason}")

@@ -7,6 +7,7 @@ by its C symbol. So it runs in the child of a fork (serially), where torch's own
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from int8moe.contracts import MoEConfig
     from int8moe.weights import ExpertWeights
 
-LAYOUT_NAME, LAYOUT_VERSION = "u8_n16k4", 1
+logger = logging.getLogger("int8moe.x86_vnni")
 
 _DTYPE_CODES = {
     torch.float32: native.F32,
@@ -50,6 +51,10 @@ def _torch_threads() -> tuple[int | None, int | None]:
             )
         except (OSError, AttributeError):
             continue
+    logger.warning(
+        "torch %s has no torch_parallel_for: x86_vnni kernels run on one thread; torch 2.10 or newer has it",
+        torch.__version__,
+    )
     return None, None
 
 
@@ -124,8 +129,8 @@ class X86Experts:
         layer.prepared = None
         return WeightLayout(
             namespace="x86_vnni",
-            name=LAYOUT_NAME,
-            version=LAYOUT_VERSION,
+            name=native.LAYOUT_NAME,
+            version=native.LAYOUT_VERSION,
             nbytes=config.local_experts * sum(sizes),
         )
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from . import __path__ as _package_path
 
 DRIVER_VERSION = 1
+NUMERICS_VERSION = 1
+LAYOUT_NAME, LAYOUT_VERSION = "u8_n16k4", 1
 """INT8MOE_DRIVER_VERSION that the structs below were written for."""
 
 LIBRARY_NAME = "libint8moe_x86_vnni.so"
@@ -79,6 +81,12 @@ def _check_version(library: ctypes.CDLL) -> None:
     if version != DRIVER_VERSION:
         raise LibraryUnavailable(
             f"{LIBRARY_NAME} has driver version {version}, this package needs {DRIVER_VERSION}; "
+            "reinstall int8moe-x86-vnni"
+        )
+    numerics = library.int8moe_numerics_version()
+    if numerics != NUMERICS_VERSION:
+        raise LibraryUnavailable(
+            f"{LIBRARY_NAME} computes numerics version {numerics}, this package declares {NUMERICS_VERSION}; "
             "reinstall int8moe-x86-vnni"
         )
 

@@ -6,7 +6,7 @@ from int8moe.contracts import ACTIVATIONS, HIDDEN_DTYPES, KernelSpec, Numerics
 from int8moe.hookspecs import hookimpl
 
 from . import probe
-from .library import LibraryUnavailable
+from .library import LAYOUT_NAME, NUMERICS_VERSION, LibraryUnavailable
 
 isa_ladder = ("avx2", "avx512_vnni")
 
@@ -40,8 +40,8 @@ def register_kernels() -> list[KernelSpec]:
             activations=ACTIVATIONS,
             dtypes=HIDDEN_DTYPES,
             features=("bias", "no_gate", "expert_map", "apply_router_weight_on_input"),
-            layout="u8_n16k4",
-            numerics=Numerics.bitwise(version=1),
+            layout=LAYOUT_NAME,
+            numerics=Numerics.bitwise(version=NUMERICS_VERSION),
             priority=priority,
             unavailable=reasons[tier],
         )

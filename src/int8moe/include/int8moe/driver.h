@@ -45,7 +45,8 @@ class Driver {
 
  public:
   static int32_t forward(const int8moe_runtime* runtime, const int8moe_layer* layer, const int8moe_call* call) {
-    if (call->struct_bytes != sizeof *call || !usable(layer)) return INT8MOE_ERROR_VERSION;
+    if (call->struct_bytes != sizeof *call) return INT8MOE_ERROR_VERSION;
+    if (const int32_t fault = fault_of(layer)) return fault;
     if (call->tokens < 0 || call->top_k < 0 || call->x_dtype < INT8MOE_F32 || call->x_dtype > INT8MOE_F16 ||
         call->weights_dtype < INT8MOE_F32 || call->weights_dtype > INT8MOE_F16 ||
         (call->ids_dtype != INT8MOE_I32 && call->ids_dtype != INT8MOE_I64))
@@ -66,7 +67,8 @@ class Driver {
 
   static int32_t forward_rows(const int8moe_runtime* runtime, const int8moe_layer* layer,
                               const int8moe_rows_call* call) {
-    if (call->struct_bytes != sizeof *call || !usable(layer)) return INT8MOE_ERROR_VERSION;
+    if (call->struct_bytes != sizeof *call) return INT8MOE_ERROR_VERSION;
+    if (const int32_t fault = fault_of(layer)) return fault;
     if (call->rows < 0 || call->x_dtype < INT8MOE_F32 || call->x_dtype > INT8MOE_I8 ||
         (call->x_dtype == INT8MOE_I8 && call->row_scales == nullptr && call->rows > 0) ||
         (call->counts_dtype != INT8MOE_I32 && call->counts_dtype != INT8MOE_I64))
@@ -105,11 +107,14 @@ class Driver {
         stride1_(round_up(depth1_ * Kernel::kRowBytes, 64) | 64),
         stride2_(round_up(depth2_ * Kernel::kRowBytes, 64) | 64) {}
 
-  static bool usable(const int8moe_layer* layer) {
-    return layer->struct_bytes == sizeof *layer && layer->driver_version == INT8MOE_DRIVER_VERSION &&
-           layer->activation >= 0 && layer->activation < INT8MOE_ACTIVATION_COUNT && layer->hidden_size > 0 &&
-           layer->intermediate_size > 0 && layer->hidden_size <= INT8MOE_MAX_REDUCTION &&
-           layer->intermediate_size <= INT8MOE_MAX_REDUCTION;
+  static int32_t fault_of(const int8moe_layer* layer) {
+    if (layer->struct_bytes != sizeof *layer || layer->driver_version != INT8MOE_DRIVER_VERSION)
+      return INT8MOE_ERROR_VERSION;
+    const bool usable = layer->activation >= 0 && layer->activation < INT8MOE_ACTIVATION_COUNT &&
+                        layer->hidden_size > 0 && layer->intermediate_size > 0 &&
+                        layer->hidden_size <= INT8MOE_MAX_REDUCTION &&
+                        layer->intermediate_size <= INT8MOE_MAX_REDUCTION;
+    return usable ? INT8MOE_OK : INT8MOE_ERROR_ARGUMENT;
   }
 
   int64_t lay_out(void* base, int64_t tokens) {

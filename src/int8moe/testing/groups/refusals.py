@@ -119,7 +119,7 @@ def _too_long(target: Target, field: str) -> None:
 
 
 def _never_packed(target: Target) -> None:
-    """A layer that is empty, loaded or reset refuses to run, naming kernel and layer (CASES 17)."""
+    """A layer that is empty, loaded or reset refuses to run, naming kernel and layer."""
     config = target.config()
     inputs = target.inputs(config, 3)
     empty = FusedMoE(config, kernel=target.name)
@@ -148,7 +148,7 @@ def _load_when_packed(target: Target) -> None:
 
 
 def _bad_weights(target: Target) -> None:
-    """Missing, NaN, negative, infinite scales; wrong shapes and dtypes (CASES 18): by parameter and expert."""
+    """Missing, NaN, negative, infinite scales; wrong shapes and dtypes: by parameter and expert."""
     config = target.config(num_experts=8)
     experts = make_experts(config)
     layer = FusedMoE(config, kernel=target.name)

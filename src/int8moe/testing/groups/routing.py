@@ -147,7 +147,7 @@ def _map_order(target: Target) -> None:
 
 
 def _on_input(target: Target, tokens: int) -> None:
-    """The router weight on the input: other bits than on the output, and the caller's x stays (CASES 7)."""
+    """The router weight on the input: other bits than on the output, and the caller's x stays."""
     fields: dict[str, Any] = {"hidden_size": 65, "num_experts": 3}
     ids = make_routing(tokens, 3, 1, seed=tokens)[1]
     weights = torch.full((tokens, 1), 0.5)

@@ -96,7 +96,7 @@ def _largest_rows(normal: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _half_way_rows(normal: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Entries n + 0.5 at amax 127 (CASES 4); at amax 254 odd numbers are half-way."""
+    """Entries n + 0.5 at amax 127; at amax 254 odd numbers are half-way."""
     halves = torch.arange(65, dtype=torch.float32) - 32.5
     halves[0] = 127.0
     negative = -halves
@@ -130,7 +130,7 @@ def _nan_row_left_out(target: Target) -> None:
 
 
 def _zero_scales(target: Target) -> None:
-    """Weight rows of zeros with scale 0, whole experts with scale 0 (CASES 1)."""
+    """Weight rows of zeros with scale 0, whole experts with scale 0."""
     config = target.config(hidden_size=64)
     experts = make_experts(config, seed=36)
     experts.w13_weight[:, ::3] = 0
