@@ -10,8 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .binding import select_kernel as select_kernel
     from .checkpoint import load_moe_layers as load_moe_layers
     from .contracts import NUMERICS_VERSION as NUMERICS_VERSION
@@ -37,8 +35,8 @@ if TYPE_CHECKING:
     from .errors import WeightLayoutError as WeightLayoutError
     from .hookspecs import hookimpl as hookimpl
     from .layer import FusedMoE as FusedMoE
+    from .listing import list_kernels as list_kernels
     from .quantize import quantize_experts as quantize_experts
-    from .registry import list_kernels as list_kernels
     from .registry import register_kernel as register_kernel
     from .weights import ExpertWeights as ExpertWeights
 
@@ -52,7 +50,8 @@ _HOME = {
         "NoKernelError", "PluginLoadError", "UnsupportedInputError", "WeightLayoutError",
     ),
     "hookspecs": ("hookimpl",),
-    "registry": ("list_kernels", "register_kernel"),
+    "listing": ("list_kernels",),
+    "registry": ("register_kernel",),
     "binding": ("select_kernel",),
     "weights": ("ExpertWeights",),
     "layer": ("FusedMoE",),
@@ -62,7 +61,7 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _SUBMODULES = frozenset(
     {
-        "binding", "checkpoint", "contracts", "errors", "hookspecs", "host", "layer", "ops", "quantize",
+        "binding", "checkpoint", "contracts", "errors", "hookspecs", "host", "layer", "listing", "ops", "quantize",
         "reference", "registry", "routing", "selection", "testing", "weights",
     }
 )  # fmt: skip
@@ -70,11 +69,11 @@ _SUBMODULES = frozenset(
 __all__ = sorted([*_MODULE_OF, "get_include"])
 
 
-def get_include() -> Path:
+def get_include() -> str:
     """Folder to put on a C++ compiler's include path, for ``#include <int8moe/driver.h>``."""
     from pathlib import Path
 
-    return Path(__file__).parent / "include"
+    return str(Path(__file__).parent / "include")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pluggy
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .contracts import (
     HostInfo,
@@ -28,7 +30,7 @@ from .hookspecs import PROJECT, REQUIRED_HOOKS, FusedMoEExperts
 from .host import forked_with_threads, this_host
 from .registry import Candidate, get_registry, hints
 from .selection import machine_policy, machine_refusal, no_kernel_message, policy_from_environment, rank
-from .self_test import self_test, self_test_config
+from .self_test import self_test, self_test_configs
 from .signatures import check_hooks
 
 logger = logging.getLogger("int8moe.binding")
@@ -40,6 +42,8 @@ _fallbacks_told: set[tuple[str, str]] = set()
 
 
 def _run_serially_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()  # the thread that held it may not be there
     if forked_with_threads():
         torch.set_num_threads(1)
 
@@ -93,6 +97,21 @@ class BoundKernel:
         return f"BoundKernel({self.name!r})"
 
 
+def _plugin_fault(error: BaseException, what: str) -> BaseException:
+    """What a kernel's own code raised, SystemExit included, as an error of ours; the user's interrupt stays one."""
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    text = str(error) if isinstance(error, Int8MoEError) else f"{type(error).__name__}: {error}"
+    return PluginLoadError(f"{what}: {text}")
+
+
+@contextlib.contextmanager
+def _no_ambient_modes() -> Iterator[None]:
+    """Kernels are loaded and tested on real tensors, whatever default device or tracing mode the caller is under."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def check_kernel_class(spec: KernelSpec) -> object:
     """Import a kernel's class, make its one instance, and check the hooks of it.
 
@@ -107,16 +126,14 @@ def check_kernel_class(spec: KernelSpec) -> object:
             cls = importlib.import_module(module_name)
             for part in attribute.split("."):
                 cls = getattr(cls, part)
-        except Exception as error:
-            raise PluginLoadError(
-                f"{owner}: target {spec.target!r} cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
+        except BaseException as error:
+            raise _plugin_fault(error, f"{owner}: target {spec.target!r} cannot be loaded") from error
     if not inspect.isclass(cls):
         raise PluginLoadError(f"{owner}: target {spec.target!r} is {cls!r}; name a class")
     try:
         implementation: object = cls()
-    except Exception as error:
-        raise PluginLoadError(f"{owner}: {cls.__qualname__}() failed: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise _plugin_fault(error, f"{owner}: {cls.__qualname__}() failed") from error
     check_hooks(implementation, FusedMoEExperts, required=REQUIRED_HOOKS, owner=owner)
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(FusedMoEExperts)
@@ -128,14 +145,18 @@ def check_kernel_class(spec: KernelSpec) -> object:
     return implementation
 
 
-def bind(name: str) -> BoundKernel:
+def bind(name: str, config: MoEConfig | None = None) -> BoundKernel:
     """Load a kernel by name, once per process; its self-test runs the first time.
+
+    Args:
+        name: "<namespace>.<kernel>".
+        config: what it is wanted for: the self-test falls back to it where the kernel refuses the usual ones.
 
     Raises:
         NoKernelError: there is no such kernel, or it cannot run on this machine.
         PluginLoadError: it breaks the hook contract, or failed its self-test (then it is quarantined).
     """
-    with _lock:
+    with _lock, _no_ambient_modes():
         candidate = get_registry().find(name)
         bound = _bound.get(name)
         if bound is not None and bound.spec is candidate.spec:
@@ -149,20 +170,33 @@ def bind(name: str) -> BoundKernel:
             raise NoKernelError(f"kernel {name!r} cannot run here: {reason}")
         bound = BoundKernel(candidate, check_kernel_class(candidate.spec))
         try:
-            # Kernels for other devices, or with conditions of their own, are proved by `int8moe verify`.
-            if bound.refusal(self_test_config(candidate.spec), this_host()) is None and candidate.spec.device == "cpu":
-                bound.layout = self_test(bound)
-        except Exception as error:
-            reason = str(error) if isinstance(error, Int8MoEError) else f"{type(error).__name__}: {error}"
-            message = (
-                f"kernel {name!r} of {candidate.distribution} failed its self-test and is quarantined for this "
-                f"process: {reason}"
+            bound.layout = _self_tested_layout(bound, config)
+        except BaseException as error:
+            fault = _plugin_fault(
+                error,
+                f"kernel {name!r} of {candidate.distribution} failed its self-test and is quarantined for this process",
             )
-            _quarantined[name] = candidate.spec, message
-            logger.error("%s", message)
-            raise PluginLoadError(message) from error
+            if not isinstance(fault, PluginLoadError):
+                raise
+            _quarantined[name] = candidate.spec, str(fault)
+            logger.error("%s", fault)
+            raise fault from error
         _bound[name] = bound
         return bound
+
+
+def _self_tested_layout(bound: BoundKernel, config: MoEConfig | None) -> WeightLayout | None:
+    """The layout that the kernel's packing makes, once it has given the known answer.
+
+    None where it could not be asked: it is for another device, or refuses every config that is small enough.
+    """
+    if bound.spec.device != "cpu":  # proved by `int8moe verify`, on its own ground
+        return None
+    for question in self_test_configs(bound.spec, config):
+        if bound.refusal(question, this_host()) is None:
+            return self_test(bound, question)
+    logger.warning("kernel %r takes none of the self-test's configs: its known answer was not checked", bound.name)
+    return None
 
 
 def choose(config: MoEConfig, *, kernel: str | None = None, device: str = "cpu") -> tuple[BoundKernel, SelectionReport]:
@@ -181,18 +215,18 @@ def choose(config: MoEConfig, *, kernel: str | None = None, device: str = "cpu")
     for position, candidate in enumerate(ranking.usable):
         name = candidate.spec.name
         try:
-            bound = bind(name)
+            bound = bind(name, config)
             reason = bound.refusal(config, host)
             if reason is not None and policy.kernel is not None:
                 raise NoKernelError(
                     f"kernel {name!r} (named by {policy.pinned_by}) cannot be used: {reason}. "
                     "Name another kernel, or none to let int8moe choose."
                 )
-        except Exception as error:
-            if policy.kernel is not None:
-                raise
-            reason = str(error) if isinstance(error, Int8MoEError) else f"{type(error).__name__}: {error}"
-            failed.append(Rejection(name, candidate.distribution, reason))
+        except BaseException as error:
+            fault = error if isinstance(error, Int8MoEError) else _plugin_fault(error, f"kernel {name!r}")
+            if policy.kernel is not None or not isinstance(fault, Int8MoEError):
+                raise fault from (None if fault is error else error)
+            failed.append(Rejection(name, candidate.distribution, str(fault)))
             continue
         if reason is not None:
             failed.append(Rejection(name, candidate.distribution, reason))

@@ -6,10 +6,11 @@ changed afterwards. A bad value raises :class:`int8moe.errors.ConfigError` with 
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from .errors import ConfigError
 
@@ -69,10 +70,10 @@ class MoEConfig(_Frozen):
         activation: one of ACTIVATIONS; those ending in ``_no_mul`` have no gate.
         has_bias: w13_bias and w2_bias exist.
         apply_router_weight_on_input: scale the input, not the output, by the router weight (top_k 1 only).
-        swiglu_alpha: alpha of ``swigluoai``.
-        swiglu_limit: clamp of ``swigluoai``.
+        swiglu_alpha: alpha of ``swigluoai``; kernels compute with it rounded to fp32, where it must be finite.
+        swiglu_limit: clamp of ``swigluoai``; rounded to fp32 it must be finite and above 0.
         hidden_dtype: "bfloat16", "float16" or "float32" (torch dtypes are taken too); None = any of them.
-        num_local_experts: experts whose weights live in this layer; None = num_experts.
+        num_local_experts: experts whose weights live in this layer; None = num_experts, which is also the most.
         has_expert_map: an expert_map of global to local ids is given with the layer.
     """
 
@@ -94,12 +95,28 @@ class MoEConfig(_Frozen):
     def _dtype_name(cls, value: Any) -> Any:
         return value if value is None else str(value).removeprefix("torch.")
 
+    @field_validator("swiglu_alpha", "swiglu_limit")
+    @classmethod
+    def _fits_float32(cls, value: float, info: ValidationInfo) -> float:
+        try:
+            (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+        except OverflowError:
+            raise ValueError("kernels compute with it in float32, where it is not finite") from None
+        if info.field_name == "swiglu_limit" and rounded <= 0.0:
+            raise ValueError("kernels compute with it in float32, where it is 0; it must be above 0")
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> MoEConfig:
         if self.apply_router_weight_on_input and self.top_k != 1:
             raise ValueError(f"apply_router_weight_on_input needs top_k = 1, found top_k = {self.top_k}")
         if not self.has_expert_map and self.num_local_experts not in (None, self.num_experts):
             raise ValueError("num_local_experts differs from num_experts: give an expert_map too")
+        if self.local_experts > self.num_experts:
+            raise ValueError(
+                f"num_local_experts = {self.num_local_experts} is more than num_experts = {self.num_experts}, "
+                "the global count"
+            )
         return self
 
     @property

@@ -10,7 +10,7 @@ from .errors import ConfigError
 
 VARIABLES = {
     "INT8MOE_KERNEL": "name of the kernel to use; it is used or an error is raised",
-    "INT8MOE_PLUGINS": "comma-separated plugin names that may load; all others are blocked",
+    "INT8MOE_PLUGINS": "comma-separated plugin names that may load, all others are blocked; each must be installed",
     "INT8MOE_DISABLE_PLUGINS": "comma-separated plugin names that may not load",
     "INT8MOE_STRICT": "1: a broken plugin raises instead of being listed",
     "INT8MOE_MAX_ISA": "highest instruction-set tier that may be used",
@@ -22,11 +22,9 @@ logger = logging.getLogger("int8moe")
 
 
 def names(variable: str) -> frozenset[str] | None:
-    """The comma-separated names of a variable; None when it is not set."""
-    text = os.environ.get(variable)
-    if text is None:
-        return None
-    return frozenset(word.strip() for word in text.split(",") if word.strip())
+    """The comma-separated names of a variable; None when it is not set or names nothing."""
+    words = (os.environ.get(variable) or "").split(",")
+    return frozenset(word.strip() for word in words if word.strip()) or None
 
 
 def text(variable: str) -> str | None:

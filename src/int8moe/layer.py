@@ -10,15 +10,23 @@ from torch import Tensor
 
 from . import ops
 from .binding import BoundKernel, bind, choose
+from .call_inputs import (
+    ID_DTYPES,
+    WEIGHT_DTYPES,
+    bad,
+    check_dtype,
+    check_inputs,
+    checked_out,
+    must_use_operator,
+    same_storage,
+)
 from .contracts import MoEConfig, SelectionReport, WeightLayout
 from .errors import ConfigError, Int8MoEError, UnsupportedInputError, WeightLayoutError
 from .loading import ParameterValue, validate, with_expert_map
-from .weights import EMPTY, PACKED, ExpertWeights
+from .parameters import EMPTY, PACKED, PARAMETERS
+from .weights import ExpertWeights
 
 __all__ = ["FusedMoE"]
-
-_ID_DTYPES = (torch.int32, torch.int64)
-_WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class FusedMoE(ExpertWeights):
@@ -40,6 +48,8 @@ class FusedMoE(ExpertWeights):
         NoKernelError: no kernel can serve the config, with every reason.
     """
 
+    _packed: ExpertWeights | None
+
     def __init__(
         self,
         config: MoEConfig,
@@ -57,6 +67,7 @@ class FusedMoE(ExpertWeights):
         self.kernel: BoundKernel = bound
         self.selection: SelectionReport = report
         self._op_arguments: tuple[Any, ...] = ()
+        self._retire()
         names = (config.hidden_dtype,) if config.hidden_dtype is not None else bound.spec.dtypes
         self._dtypes = frozenset(getattr(torch, name) for name in names)
 
@@ -159,7 +170,19 @@ class FusedMoE(ExpertWeights):
             WeightLayoutError: experts are not loaded, or packing failed (the layer is empty then: load again).
         """
         self.pack(self.kernel, expected_layout=self.kernel.spec.layout)
+
+    def _publish(self) -> None:
+        # What a call reads, in one object that is never changed: a reset or reload in another thread swaps it, and
+        # calls under way keep theirs. Not through nn.Module, which would make it a submodule.
+        snapshot = ExpertWeights(self.config, expert_map=self.expert_map, device=self._home)
+        snapshot.adopt_packed(
+            {name: getattr(self, name) for name in PARAMETERS}, {name: self.aux[name] for name in self.aux}, self.layout
+        )
         self._op_arguments = ops.op_arguments(self, self.kernel.name)
+        object.__setattr__(self, "_packed", snapshot)
+
+    def _retire(self) -> None:
+        object.__setattr__(self, "_packed", None)
 
     def reload_weights(self, *, gate_up_layout: str = "stacked", **parameters: ParameterValue | None) -> None:
         """Replace all weights, whatever the state, and pack; the result is that of a fresh layer, bit for bit.
@@ -192,17 +215,15 @@ class FusedMoE(ExpertWeights):
             self.kernel.release_scratch()
 
     def _accept_layout(self, layout: WeightLayout) -> None:
-        mine = self.kernel.layout
-        if mine is not None and mine.tag != layout.tag:
+        mine, spec = self.kernel.layout, self.kernel.spec
+        if mine is None:  # not self-tested, so that only the declaration is known
+            namespace = "int8moe" if spec.layout == "canonical" else spec.namespace
+            mine = layout.model_copy(update={"namespace": namespace, "name": spec.layout})
+        if mine.tag != layout.tag:
             raise WeightLayoutError(
                 f"{self.layer_name}: the state is packed as {layout.tag}, kernel {self.kernel.name} reads {mine.tag}; "
                 "load canonical weights (restore_weights() before state_dict()), or name the kernel that packed it"
             )
-
-    def _load_from_state_dict(self, *arguments: Any, **keywords: Any) -> None:
-        super()._load_from_state_dict(*arguments, **keywords)
-        if self.state == PACKED:
-            self._op_arguments = ops.op_arguments(self, self.kernel.name)
 
     # ---- forward -----------------------------------------------------------------------------------------
 
@@ -228,22 +249,29 @@ class FusedMoE(ExpertWeights):
         if self.state != PACKED:
             raise self._not_packed()
         hidden_size, top_k = self.config.hidden_size, self.config.top_k
+        if not (
+            isinstance(hidden_states, Tensor) and isinstance(topk_weights, Tensor) and isinstance(topk_ids, Tensor)
+        ):
+            check_inputs(self, hidden_states, topk_weights, topk_ids)
         shape = hidden_states.shape
         if not (
             len(shape) == 2
             and shape[1] == hidden_size
             and topk_ids.shape == topk_weights.shape == (shape[0], top_k)
             and hidden_states.dtype in self._dtypes
-            and topk_ids.dtype in _ID_DTYPES
-            and topk_weights.dtype in _WEIGHT_DTYPES
+            and topk_ids.dtype in ID_DTYPES
+            and topk_weights.dtype in WEIGHT_DTYPES
+            and hidden_states.layout == topk_ids.layout == topk_weights.layout == torch.strided
             and hidden_states.device == topk_ids.device == topk_weights.device == self._home
         ):
-            self._check_inputs(hidden_states, topk_weights, topk_ids)
+            check_inputs(self, hidden_states, topk_weights, topk_ids)
         if len(shape) != 2:
             hidden_states = hidden_states.reshape(-1, hidden_size)
             topk_weights = topk_weights.reshape(-1, top_k)
             topk_ids = topk_ids.reshape(-1, top_k)
-        if _must_use_operator(hidden_states, topk_weights):
+        if hidden_states.is_neg() or topk_weights.is_neg():  # a lazy negation that pointers do not show
+            hidden_states, topk_weights = hidden_states.resolve_neg(), topk_weights.resolve_neg()
+        if must_use_operator(hidden_states, topk_weights):
             result = ops.fused_experts(
                 hidden_states, topk_weights, topk_ids,
                 self.w13_weight, self.w13_weight_scale, self.w13_bias,
@@ -251,23 +279,26 @@ class FusedMoE(ExpertWeights):
                 [self.aux[name] for name in self.aux], list(self.aux), *self._op_arguments,
             )  # fmt: skip
             result = result.view(shape)
-            return result if out is None else self._checked_out(out, shape, hidden_states).copy_(result)
-        if self._tag != self._op_arguments[1]:
+            return result if out is None else checked_out(self, out, shape, hidden_states).copy_(result)
+        packed = self._packed
+        if packed is None:
+            raise self._not_packed()
+        if self._tag != packed._tag and self.state == PACKED:
             raise WeightLayoutError(
                 f"{self.layer_name}: the weights are tagged {self._tag or 'not packed'}, kernel {self.kernel.name} "
-                f"reads {self._op_arguments[1]}; reset() and load again"
+                f"reads {packed._tag}; reset() and load again"
             )
         # An out is written directly only where no input can be clobbered before it is read.
         direct = (
             out is not None
-            and self._checked_out(out, shape, hidden_states).is_contiguous()
-            and not any(_same_storage(out, given) for given in (hidden_states, topk_weights, topk_ids))
+            and checked_out(self, out, shape, hidden_states).is_contiguous()
+            and not any(same_storage(out, given) for given in (hidden_states, topk_weights, topk_ids))
         )
         if out is not None and direct:
-            self.kernel.apply(self, hidden_states, topk_weights, topk_ids, out.view(hidden_states.shape))
+            self.kernel.apply(packed, hidden_states, topk_weights, topk_ids, out.view(hidden_states.shape))
             return out
         target = torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=self._home)
-        self.kernel.apply(self, hidden_states, topk_weights, topk_ids, target)
+        self.kernel.apply(packed, hidden_states, topk_weights, topk_ids, target)
         target = target if len(shape) == 2 else target.view(shape)
         return target if out is None else out.copy_(target)
 
@@ -293,7 +324,8 @@ class FusedMoE(ExpertWeights):
             WeightLayoutError: the weights were never packed.
             UnsupportedInputError: wrong shapes or dtypes, or counts that do not add up to T.
         """
-        if self.state != PACKED:
+        packed = self._packed
+        if packed is None:
             raise self._not_packed()
         if self.kernel.apply_rows is None:
             raise Int8MoEError(
@@ -305,21 +337,21 @@ class FusedMoE(ExpertWeights):
         counts = torch.as_tensor(num_tokens_per_expert).detach().to("cpu", torch.int64).contiguous()
         local = self.config.local_experts
         if rows.dim() != 2 or rows.shape[1] != self.config.hidden_size:
-            raise self._bad("rows", rows, f"[T, {self.config.hidden_size}]")
+            raise bad(self, "rows", rows, f"[T, {self.config.hidden_size}]")
         if counts.shape != (local,) or bool((counts < 0).any()) or int(counts.sum()) != rows.shape[0]:
             raise UnsupportedInputError(
                 f"{self.layer_name}: num_tokens_per_expert is {counts.tolist()}; give {local} counts that add up to "
                 f"{rows.shape[0]}, the number of rows"
             )
         if row_scales is None:
-            self._check_dtype("rows", rows)
+            check_dtype(self, "rows", rows)
         elif rows.dtype != torch.int8 or row_scales.dtype != torch.float32 or row_scales.shape != rows.shape[:1]:
             raise UnsupportedInputError(
                 f"{self.layer_name}: rows {rows.dtype} with row_scales {row_scales.dtype} {list(row_scales.shape)}; "
                 f"give int8 rows with float32 [{rows.shape[0]}]"
             )
         out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
-        self.kernel.apply_rows(self, rows, row_scales, counts, out)
+        self.kernel.apply_rows(packed, rows.resolve_neg(), row_scales, counts, out)
         return out
 
     def _not_packed(self) -> WeightLayoutError:
@@ -330,47 +362,17 @@ class FusedMoE(ExpertWeights):
             f"{self.layer_name} (kernel {self.kernel.name}) is {self.state}, its weights were never packed; {todo}"
         )
 
-    def _bad(self, name: str, tensor: Tensor, wanted: str) -> UnsupportedInputError:
-        return UnsupportedInputError(
-            f"{self.layer_name}: {name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; wanted is {wanted}"
-        )
-
-    def _check_dtype(self, name: str, tensor: Tensor) -> None:
-        if tensor.dtype not in self._dtypes:
-            raise self._bad(name, tensor, " or ".join(sorted(str(d).removeprefix("torch.") for d in self._dtypes)))
-
-    def _check_inputs(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> None:
-        config = self.config
-        if hidden_states.dim() < 1 or hidden_states.shape[-1] != config.hidden_size:
-            raise self._bad("hidden_states", hidden_states, f"[..., {config.hidden_size}]")
-        self._check_dtype("hidden_states", hidden_states)
-        wanted = (*hidden_states.shape[:-1], config.top_k)
-        flat = (hidden_states.numel() // config.hidden_size, config.top_k)
-        for name, tensor, dtypes in (
-            ("topk_weights", topk_weights, _WEIGHT_DTYPES),
-            ("topk_ids", topk_ids, _ID_DTYPES),
-        ):
-            if tensor.shape != wanted and tensor.shape != flat:
-                raise self._bad(name, tensor, f"{list(wanted)}")
-            if tensor.dtype not in dtypes:
-                raise self._bad(name, tensor, " or ".join(str(d).removeprefix("torch.") for d in dtypes))
-            if tensor.device != hidden_states.device:
-                raise self._bad(name, tensor, f"on {hidden_states.device}, as hidden_states")
-        if hidden_states.device != self.w13_weight_scale.device:
-            raise self._bad("hidden_states", hidden_states, f"on {self.w13_weight_scale.device}, as the weights")
-
-    def _checked_out(self, out: Tensor, shape: torch.Size, like: Tensor) -> Tensor:
-        if out.shape != shape or out.dtype != like.dtype or out.device != like.device:
-            raise self._bad("out", out, f"{like.dtype} {list(shape)} on {like.device}")
-        return out
-
     # ---- copies ------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "kernel": self.kernel.name}
+        return {**super().__getstate__(), "kernel": self.kernel.name, "_packed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "kernel": bind(state["kernel"])})  # type: ignore[no-untyped-call]
+        if self.state == PACKED:
+            assert self.layout is not None
+            self._accept_layout(self.layout)
+            self._publish()
 
     def extra_repr(self) -> str:
         """Sizes, kernel and state, for print(model)."""
@@ -380,19 +382,3 @@ class FusedMoE(ExpertWeights):
             f"intermediate_size={c.intermediate_size}, activation={c.activation}, kernel={self.kernel.name}, "
             f"{self.state}"
         )
-
-
-def _same_storage(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def _must_use_operator(hidden_states: Tensor, topk_weights: Tensor) -> bool:
-    """Whether somebody is watching (a tracer, a dispatch mode, autograd), who has to see the operator."""
-    return (
-        torch.compiler.is_compiling()
-        or type(hidden_states) not in (Tensor, torch.nn.Parameter)
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.jit.is_tracing()
-        or (torch.is_grad_enabled() and (hidden_states.requires_grad or topk_weights.requires_grad))
-    )

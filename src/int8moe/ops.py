@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .contracts import MoEConfig
-from .errors import Int8MoEError, WeightLayoutError
+from .contracts import HIDDEN_DTYPES, MoEConfig
+from .errors import Int8MoEError, UnsupportedInputError, WeightLayoutError
+from .parameters import SCALES_AND_BIASES, WEIGHTS
 from .weights import ExpertWeights
 
 _SCHEMA = (
@@ -127,6 +128,7 @@ def _fused_experts(
         swiglu_alpha,
         swiglu_limit,
     )
+    _check_shapes(hidden_states, topk_weights, topk_ids, config)
     layer = ExpertWeights(config, expert_map=expert_map, device=hidden_states.device)
     parameters = {
         "w13_weight": w13_weight,
@@ -137,9 +139,45 @@ def _fused_experts(
         "w2_bias": w2_bias,
     }
     layer.adopt_packed(parameters, dict(zip(aux_names, aux, strict=True)), bound.layout)
+    _check_weights(layer, bound.packed_expert_nbytes)
     out = torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
-    bound.apply(layer, hidden_states, topk_weights, topk_ids, out)
+    bound.apply(layer, hidden_states.resolve_neg(), topk_weights.resolve_neg(), topk_ids, out)
     return out
+
+
+def _check_shapes(hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor, config: MoEConfig) -> None:
+    """A kernel trusts shapes: whoever calls the operator without a layer must not reach it with wrong ones."""
+    slots = (hidden_states.shape[0], config.top_k) if hidden_states.dim() else ()
+    for name, tensor, shape, dtypes in (
+        ("hidden_states", hidden_states, (*slots[:1], config.hidden_size), HIDDEN_DTYPES),
+        ("topk_weights", topk_weights, slots, (*HIDDEN_DTYPES, "float64")),
+        ("topk_ids", topk_ids, slots, ("int32", "int64")),
+    ):
+        if tuple(tensor.shape) != shape or str(tensor.dtype).removeprefix("torch.") not in dtypes:
+            raise UnsupportedInputError(
+                f"fused_experts: {name} is {tensor.dtype} {list(tensor.shape)}; wanted is {list(shape)}, "
+                f"{' or '.join(dtypes)}"
+            )
+
+
+def _check_weights(layer: ExpertWeights, packed_expert_nbytes: Any) -> None:
+    config = layer.config
+    experts = config.local_experts
+    packed = packed_expert_nbytes(config) if packed_expert_nbytes is not None else ()
+    for name, size in zip(WEIGHTS, packed, strict=False):
+        if layer.expert_bytes(name).numel() < experts * size:
+            raise WeightLayoutError(f"fused_experts: {name} is smaller than {experts} experts of {size} packed bytes")
+    widths = {"w13": config.w13_rows, "w2": config.hidden_size}
+    for name in SCALES_AND_BIASES:
+        tensor: Tensor | None = getattr(layer, name)
+        if tensor is not None and (
+            tuple(tensor.shape) != (experts, widths[name.partition("_")[0]]) or tensor.dtype != torch.float32
+        ):
+            raise WeightLayoutError(f"fused_experts: {name} is {tensor.dtype} {list(tensor.shape)}, not of this layer")
+    if layer.expert_map is not None and tuple(layer.expert_map.shape) != (config.num_experts,):
+        raise WeightLayoutError(
+            f"fused_experts: expert_map is {list(layer.expert_map.shape)}, not [{config.num_experts}]"
+        )
 
 
 def _fake(hidden_states: Tensor, *_: Any) -> Tensor:

@@ -52,8 +52,8 @@ def quantize_experts(w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     results = []
     for name, weight in (("w13", w13), ("w2", w2)):
         experts, rows, _ = weight.shape
-        values = torch.empty(weight.shape, dtype=torch.int8)
-        scales = torch.empty((experts, rows), dtype=torch.float32)
+        values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+        scales = torch.empty((experts, rows), dtype=torch.float32, device=weight.device)
         for expert in range(experts):
             values[expert], scales[expert] = quantize_weight(weight[expert], name=name, expert=expert)
         results += [values, scales]

@@ -48,7 +48,7 @@ _SERIAL_ELEMENTS = 32_768
 @contextlib.contextmanager
 def ieee_denormals() -> Iterator[None]:
     """Switch flush-to-zero off in this thread, and put it back."""
-    flushing = bool((torch.full((1,), 2.0**-126, dtype=torch.float32) * 0.5 == 0).item())
+    flushing = bool((torch.full((1,), 2.0**-126, dtype=torch.float32, device="cpu") * 0.5 == 0).item())
     if flushing:
         torch.set_flush_denormal(False)
     try:
@@ -83,7 +83,7 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Q of docs/numerics.md: fp32 rows ``[R, n]`` -> (int8 ``[R, n]``, fp32 scales ``[R]``)."""
     rows = rows.contiguous()
     if rows.numel() == 0:
-        return rows.to(torch.int8), torch.zeros(rows.shape[0], dtype=torch.float32)
+        return rows.to(torch.int8), torch.zeros(rows.shape[0], dtype=torch.float32, device=rows.device)
     # Compared as integers, so that NaN > Inf > any finite value.
     amax = (rows.view(torch.int32) & 0x7FFFFFFF).amax(dim=1, keepdim=True).view(torch.float32)
     inverse = _elementwise(_inverse_scale, amax)
@@ -215,15 +215,14 @@ def fused_experts(
         weights = topk_weights.to(torch.float32)
         ids = topk_ids.to(torch.int64)
         num_experts = experts if expert_map is None else expert_map.numel()
-        local_of = (
-            torch.arange(num_experts) if expert_map is None else expert_map.to(torch.int64).cpu().reshape(-1)
-        ).tolist()
+        table = torch.arange(num_experts, device="cpu") if expert_map is None else expert_map.to("cpu", torch.int64)
+        local_of = table.reshape(-1).tolist()
         x = hidden_states.to(torch.float32)
         if apply_router_weight_on_input and tokens:
             x = _elementwise(lambda rows, weight: rows * weight, x, weights)
             weights = torch.ones_like(weights)
         q, scales = quantize_rows(x)
-        out = torch.zeros((tokens, hidden_size), dtype=torch.float32)
+        out = torch.zeros((tokens, hidden_size), dtype=torch.float32, device=x.device)
         for expert in sorted(set(ids.flatten().tolist())):
             if not 0 <= expert < num_experts or not 0 <= local_of[expert] < experts:
                 continue

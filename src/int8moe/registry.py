@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 import traceback as tracebacks
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata, resources
 from types import ModuleType
@@ -25,11 +25,11 @@ from .contracts import (
     NUMERICS_VERSION,
     PLUGIN_API_VERSION,
     HostInfo,
-    KernelInfo,
     KernelSpec,
-    PluginInfo,
 )
+from .distributions import find_entry_points
 from .errors import (
+    ConfigError,
     DuplicateKernelError,
     IncompatiblePluginError,
     Int8MoEError,
@@ -67,9 +67,12 @@ class PluginRecord:
             state = "incompatible"
         elif isinstance(error, DuplicateKernelError):
             state = "duplicate"
-        text = str(error) if isinstance(error, Int8MoEError) else f"{type(error).__name__}: {error}"
-        trace = "".join(tracebacks.format_exception(type(error), error, error.__traceback__))
-        return replace(self, state=state, error=_one_line(text), traceback=trace, kernels=(), isa_ladder=())
+        kind = type(error).__name__
+        text = _safely(lambda: str(error), "")
+        if not isinstance(error, Int8MoEError):
+            text = f"{kind}: {text}" if text else kind
+        trace = _safely(lambda: "".join(tracebacks.format_exception(type(error), error, error.__traceback__)), kind)
+        return replace(self, state=state, error=_one_line(text) or kind, traceback=trace, kernels=(), isa_ladder=())
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,16 @@ class Candidate:
         return self.spec.name
 
 
+def _safely(make: Callable[[], str], otherwise: str) -> str:
+    """A text that foreign code makes: an exception's ``__str__`` may raise anything itself."""
+    try:
+        return make()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return otherwise
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
@@ -95,14 +108,24 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._records: list[PluginRecord] | None = None
+        self._loading: list[str] = []
 
     def plugins(self) -> tuple[PluginRecord, ...]:
         """Every provider, built-in first, then entry points by name, then those registered live."""
         with self._lock:
+            if self._loading:
+                name = self._loading[-1]
+                raise PluginLoadError(
+                    f"register_kernels of {name!r} (or the import of its module) asks the registry while it is "
+                    "being filled: declare kernels from what the plugin itself knows"
+                )
             if self._records is None:
                 environment.configure_logging()
                 environment.warn_unknown_variables()
-                self._records = list(_discover())
+                try:
+                    self._records = list(_discover(self._loading))
+                finally:
+                    self._loading.clear()
             return tuple(self._records)
 
     def candidates(self) -> tuple[Candidate, ...]:
@@ -230,8 +253,8 @@ def _refuse_clash(record: PluginRecord, loaded: Iterable[PluginRecord]) -> None:
             )
 
 
-def _discover() -> Iterator[PluginRecord]:
-    """Built-in provider, then every entry point, each in isolation."""
+def _discover(loading: list[str]) -> Iterator[PluginRecord]:
+    """Built-in provider, then every entry point, each in isolation; ``loading`` names the one whose code runs."""
     strict = environment.flag("INT8MOE_STRICT")
     specs, ladder = load_provider(reference_provider, "reference")
     loaded = [PluginRecord("reference", _CORE, _version(_CORE), value=reference_provider.__name__, kernels=specs)]
@@ -239,7 +262,7 @@ def _discover() -> Iterator[PluginRecord]:
     allowed = environment.names("INT8MOE_PLUGINS")
     blocked = environment.names("INT8MOE_DISABLE_PLUGINS") or frozenset()
     points = sorted(_entry_points(), key=lambda item: (item[0].name, item[0].distribution, item[0].value))
-    _warn_absent(allowed, blocked, {record.name for record, _ in points})
+    _check_names(allowed, blocked, {"reference"} | {record.name for record, _ in points})
     seen: set[tuple[str, str]] = set()
     for record, point in points:
         if record.name in blocked:
@@ -254,7 +277,10 @@ def _discover() -> Iterator[PluginRecord]:
             )
             continue
         seen.add((record.name, record.value))
+        loading.append(record.name)
         try:
+            if isinstance(point, Exception):
+                raise point
             _refuse_clash(record, loaded)
             specs, ladder = load_provider(point.load(), record.name)
             record = replace(record, kernels=specs, isa_ladder=ladder)
@@ -274,26 +300,35 @@ def _discover() -> Iterator[PluginRecord]:
                 "plugin %r of %s %s is %s: %s",
                 record.name, record.distribution, record.version, record.state, record.error,
             )  # fmt: skip
+        finally:
+            loading.clear()
         yield record
 
 
-def _entry_points() -> Iterator[tuple[PluginRecord, metadata.EntryPoint]]:
-    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        distribution = point.dist
-        name = distribution.metadata["Name"] if distribution else "(unknown)"
-        version = distribution.version if distribution else ""
-        yield PluginRecord(point.name, name, version, value=point.value), point
+def _entry_points() -> Iterator[tuple[PluginRecord, metadata.EntryPoint | PluginLoadError]]:
+    """A record for each entry point; for a distribution whose entry points cannot be read, one with its error."""
+    for distribution, version, point, error in find_entry_points(ENTRY_POINT_GROUP):
+        if point is not None:
+            yield PluginRecord(point.name, distribution, version, value=point.value), point
+        else:
+            damaged = PluginLoadError(f"its entry_points.txt cannot be read ({error}): install it again")
+            yield PluginRecord(distribution, distribution, version), damaged
 
 
-def _warn_absent(allowed: frozenset[str] | None, blocked: frozenset[str], present: set[str]) -> None:
+def _check_names(allowed: frozenset[str] | None, blocked: frozenset[str], present: set[str]) -> None:
+    """Refuse to load an absent plugin, and warn where an absent one is not to be loaded."""
     for variable, wanted in (("INT8MOE_PLUGINS", allowed), ("INT8MOE_DISABLE_PLUGINS", blocked)):
+        lines = []
         for name in sorted((wanted or frozenset()) - present):
-            near = difflib.get_close_matches(name, present, n=2, cutoff=0.4)
+            near = difflib.get_close_matches(name, sorted(present), n=2, cutoff=0.4)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
-            logger.warning(
-                "%s names %r, which is not installed; %sinstalled: %s",
-                variable, name, hint, ", ".join(sorted(present)) or "none",
-            )  # fmt: skip
+            lines.append(f"{variable} names {name!r}, which is not installed; {hint}")
+        if not lines:
+            continue
+        text = f"{''.join(lines)}installed: {', '.join(sorted(present))}"
+        if variable == "INT8MOE_PLUGINS":
+            raise ConfigError(text)
+        logger.warning("%s", text)
 
 
 def _version(distribution: str) -> str:
@@ -337,48 +372,6 @@ def register_kernel(provider: object) -> tuple[KernelSpec, ...]:
         _registry.unregister(specs[0].namespace)
         raise
     return specs
-
-
-def list_kernels(host: HostInfo | None = None) -> list[KernelInfo]:
-    """Every declared kernel, best first, with whether this machine can run it and why not."""
-    from .selection import check_max_isa, machine_policy, machine_refusal
-
-    candidates = _registry.candidates()
-    policy = machine_policy(hypothetical=host is not None)
-    check_max_isa(policy.max_isa, candidates)
-    rows = []
-    for candidate in candidates:
-        spec = candidate.spec
-        reason = machine_refusal(candidate, host or this_host(), policy)
-        rows.append(
-            KernelInfo(
-                name=spec.name,
-                distribution=candidate.distribution,
-                version=candidate.version,
-                device=spec.device,
-                isa=spec.isa,
-                available=reason is None,
-                reason=reason or "",
-                layout=spec.layout,
-                numerics=str(spec.numerics),
-                priority=spec.priority,
-            )
-        )
-    return sorted(rows, key=lambda row: (not row.available, -row.priority, row.name))
-
-
-def list_plugins() -> list[PluginInfo]:
-    """Every discovered provider with its state."""
-    return [
-        PluginInfo(
-            name=record.name,
-            distribution=record.distribution,
-            version=record.version,
-            state=record.state,
-            error=record.error,
-        )
-        for record in _registry.plugins()
-    ]
 
 
 def hints(host: HostInfo | None = None) -> list[str]:

@@ -44,7 +44,7 @@ class Ranking:
     rejected: tuple[Rejection, ...]
 
 
-def policy_from_environment(kernel: str | None, device: str, *, hypothetical: bool = False) -> Policy:
+def policy_from_environment(kernel: str | None, device: object, *, hypothetical: bool = False) -> Policy:
     """The policy of one selection: the argument wins over INT8MOE_KERNEL."""
     pinned_by = "kernel=" if kernel is not None else None
     if kernel is None and (kernel := environment.text("INT8MOE_KERNEL")) is not None:
@@ -53,7 +53,7 @@ def policy_from_environment(kernel: str | None, device: str, *, hypothetical: bo
         kernel=kernel,
         pinned_by=pinned_by,
         max_isa=environment.text("INT8MOE_MAX_ISA"),
-        device=device.partition(":")[0],
+        device=str(device).partition(":")[0],
         hypothetical=hypothetical,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -23,21 +23,30 @@ class TestedKernel(PackingKernel, Protocol):
     packed_expert_nbytes: Callable[[MoEConfig], tuple[int, int]] | None
 
 
-def self_test_config(spec: KernelSpec) -> MoEConfig:
-    """The layer of the known answer: small, off every grid, using what the kernel declares."""
+_SIZES = ((67, 33), (64, 32), (128, 128), (256, 256), (512, 256))
+"""(hidden_size, intermediate_size): first off every grid, then what a kernel with conditions may take."""
+
+
+def self_test_configs(spec: KernelSpec, config: MoEConfig | None = None) -> Iterator[MoEConfig]:
+    """Small layers that use what the kernel declares; last, a few experts of the layer that is asked for."""
     gated = [a for a in spec.activations if not a.endswith("_no_mul")]
-    activation = gated[0] if gated else spec.activations[0]
-    return MoEConfig(
+    usual = MoEConfig(
         num_experts=4,
         top_k=2,
-        hidden_size=67,  # off every grid
-        intermediate_size=33,
-        activation=activation,
+        hidden_size=1,
+        intermediate_size=1,
+        activation=gated[0] if gated else spec.activations[0],
         has_bias="bias" in spec.features,
     )
+    for hidden, inner in _SIZES:
+        yield usual.model_copy(update={"hidden_size": hidden, "intermediate_size": inner})
+    if config is not None:
+        plain = {"num_local_experts": None, "has_expert_map": False, "apply_router_weight_on_input": False}
+        yield config.model_copy(update={**plain, "num_experts": 4, "top_k": 2})
+        yield config.model_copy(update={**plain, "num_experts": min(config.num_experts, 8)})
 
 
-def self_test(kernel: TestedKernel) -> WeightLayout:
+def self_test(kernel: TestedKernel, config: MoEConfig) -> WeightLayout:
     """Compare a small known answer with the reference; what the kernel declares has to hold.
 
     Returns:
@@ -46,9 +55,8 @@ def self_test(kernel: TestedKernel) -> WeightLayout:
     Raises:
         PluginLoadError: the result is not what the kernel declares.
     """
-    config = self_test_config(kernel.spec)
     generator = torch.Generator().manual_seed(8)
-    experts, rows, hidden, inner = 4, config.w13_rows, config.hidden_size, config.intermediate_size
+    experts, rows, hidden, inner = config.num_experts, config.w13_rows, config.hidden_size, config.intermediate_size
 
     def integers(*shape: int) -> Tensor:
         return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
@@ -68,15 +76,22 @@ def self_test(kernel: TestedKernel) -> WeightLayout:
     weights.allocate(kernel.packed_expert_nbytes(config) if kernel.packed_expert_nbytes else None)
     weights.load(**tensors)
     layout = weights.pack(kernel, expected_layout=kernel.spec.layout)
-    ids = torch.tensor([[0, 1], [3, 0], [2, 2], [-1, 3], [-1, -1]])
+    ids = torch.randint(0, experts, (5, config.top_k), generator=generator)
+    ids[2], ids[3, 0], ids[4] = ids[2, 0].clone(), -1, -1  # an expert named again, a slot left out, none left
     for dtype_name in kernel.spec.dtypes:
         dtype: torch.dtype = getattr(torch, dtype_name)
         hidden_states = torch.randn(5, hidden, generator=generator, dtype=torch.float32).to(dtype)
-        topk_weights = torch.rand(5, 2, generator=generator, dtype=torch.float32)
+        topk_weights = torch.rand(5, config.top_k, generator=generator, dtype=torch.float32)
         out = torch.empty(5, hidden, dtype=dtype)
         kernel.apply(weights, hidden_states, topk_weights, ids, out)
         expected = reference.fused_experts(
-            hidden_states, topk_weights=topk_weights, topk_ids=ids, activation=config.activation, **tensors
+            hidden_states,
+            topk_weights=topk_weights,
+            topk_ids=ids,
+            activation=config.activation,
+            swiglu_alpha=config.swiglu_alpha,
+            swiglu_limit=config.swiglu_limit,
+            **tensors,
         )
         try:
             assert_matches(kernel.spec.numerics, out, expected)

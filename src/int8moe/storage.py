@@ -6,7 +6,9 @@ import ctypes
 import logging
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,25 @@ logger = logging.getLogger("int8moe.storage")
 
 _HUGE_PAGE = 2 << 20
 _MADV_HUGEPAGE = 14
+
+
+class Generation:
+    """Shared by a layer and the state_dicts that were taken of one form of its storage.
+
+    ``ended_by`` says what has changed the bytes since. A saved or copied state has storage of its own, and so an
+    empty mapping instead.
+    """
+
+    def __init__(self) -> None:
+        self.ended_by: str | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Generation:
+        copied = Generation()
+        copied.ended_by = self.ended_by
+        return copied
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return OrderedDict, ()
 
 
 class AuxTensors(nn.Module):

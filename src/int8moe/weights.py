@@ -6,6 +6,7 @@ once, at the size that the kernel asks for, so that packing can run in place.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -16,19 +17,25 @@ from torch import Tensor, nn
 from .contracts import MoEConfig, WeightLayout
 from .errors import Int8MoEError, WeightLayoutError
 from .loading import ParameterValue, Validated, validate
-from .storage import AuxTensors, allocate_bytes
+from .parameters import EMPTY, LOADED, PACKED, PARAMETERS, SCALES_AND_BIASES, WEIGHTS
+from .saved_state import load_state
+from .storage import AuxTensors, Generation, allocate_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-EMPTY, LOADED, PACKED = "empty", "loaded", "packed"
-
-WEIGHTS = ("w13_weight", "w2_weight")
-SCALES_AND_BIASES = ("w13_weight_scale", "w13_bias", "w2_weight_scale", "w2_bias")
-PARAMETERS = ("w13_weight", "w13_weight_scale", "w13_bias", "w2_weight", "w2_weight_scale", "w2_bias")
-
-# One lock for all layers: packing runs on every core already.
+# One lock for all layers: packing runs on every core already. A forked child gets a new one: the thread that
+# held this one may not be there.
 _pack_lock = threading.RLock()
+
+
+def _new_lock() -> None:
+    global _pack_lock
+    _pack_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 class PackingKernel(Protocol):
@@ -74,6 +81,7 @@ class ExpertWeights(nn.Module):
         self.layer_name = type(self).__name__
         self.prepared: object = None
         self.state = EMPTY
+        self._generation = Generation()
         self._layout: WeightLayout | None = None
         self._tag = ""
         self._loaded: set[int] = set()
@@ -125,8 +133,11 @@ class ExpertWeights(nn.Module):
 
     def allocate(self, packed_expert_nbytes: tuple[int, int] | None = None) -> None:
         """Make the storage of an empty layer, rows of at least ``packed_expert_nbytes`` (w13, w2) an expert."""
-        packed = packed_expert_nbytes or (0, 0)
-        for name, wanted in zip(WEIGHTS, packed, strict=True):
+        with torch.inference_mode(False):  # an inference tensor could not be loaded again outside
+            self._allocate(packed_expert_nbytes or (0, 0))
+
+    def _allocate(self, packed_expert_nbytes: tuple[int, int]) -> None:
+        for name, wanted in zip(WEIGHTS, packed_expert_nbytes, strict=True):
             experts, rows, columns = self.weight_shapes[name]
             stride = max(rows * columns, int(wanted))
             self._expert_stride[name] = stride
@@ -159,9 +170,14 @@ class ExpertWeights(nn.Module):
             self.state = LOADED
 
     def _copy_in(self, validated: Validated, experts: slice) -> None:
-        for name, rows, source in validated:
-            target: Tensor = getattr(self, name)
-            target[experts, rows].copy_(source)
+        try:
+            with torch.no_grad():
+                for name, rows, source in validated:
+                    target: Tensor = getattr(self, name)
+                    target[experts, rows].copy_(source)
+        except BaseException:
+            self.clear()  # no mixture of old and new weights
+            raise
 
     def _refuse_packed(self, call: str) -> None:
         if self.state == PACKED:
@@ -184,6 +200,8 @@ class ExpertWeights(nn.Module):
             if self.state == PACKED:
                 assert self.layout is not None
                 return self.layout
+            if self.config.local_experts == 0 and not self._expert_stride:
+                self._make_room()  # a rank that holds no expert has nothing to load
             missing = sorted(set(range(self.config.local_experts)) - self._loaded)
             if missing or not self._expert_stride:
                 which = "no weights are loaded" if not self._loaded else f"experts {_some(missing)} are not loaded"
@@ -192,7 +210,8 @@ class ExpertWeights(nn.Module):
                     "call load_weights(...) or load_expert_weights(...) for each of them first"
                 )
             try:
-                layout: WeightLayout = kernel.process_weights_after_loading(self)
+                with torch.inference_mode(False), torch.no_grad():
+                    layout: WeightLayout = kernel.process_weights_after_loading(self)
                 self._check_layout(kernel, layout, expected_layout)
             except BaseException as error:
                 self.clear()
@@ -203,9 +222,23 @@ class ExpertWeights(nn.Module):
                     f"{self.layer_name}: kernel {kernel.name} failed while packing: {text}. "
                     "The layer is empty now: load again"
                 ) from error
+            if not layout.is_canonical:
+                self._bytes_moved("packed")
             self.layout = layout
+            self._publish()
             self.state = PACKED
             return layout
+
+    def _publish(self) -> None:
+        """Called when the weights are packed, before the state says so; the base class has no calls to serve."""
+
+    def _retire(self) -> None:
+        """Called before the packed weights change or go."""
+
+    def _bytes_moved(self, what: str) -> None:
+        """Tell state_dicts that share this storage that their tags no longer describe it."""
+        self._generation.ended_by = what
+        self._generation = Generation()
 
     def _check_layout(self, kernel: PackingKernel, layout: object, expected: str | None) -> None:
         if not isinstance(layout, WeightLayout):
@@ -218,6 +251,8 @@ class ExpertWeights(nn.Module):
             raise WeightLayoutError(f"its layout {layout.tag} is outside its namespace {namespace!r}")
         if expected is not None and layout.name != expected:
             raise WeightLayoutError(f"it declares the layout {expected!r} and produced {layout.name!r}")
+        if any(not isinstance(getattr(self, name), Tensor) for name in WEIGHTS):
+            raise WeightLayoutError("it set a weight to None; leave a tensor there, an empty one if need be")
         if layout.is_canonical and not self._is_canonical():
             raise WeightLayoutError("it says that the weights are canonical, but changed their shape or dtype")
 
@@ -241,8 +276,12 @@ class ExpertWeights(nn.Module):
                         f"{self.layer_name}: kernel {kernel.name} cannot restore its layout {self._tag} "
                         "(it has no restore_weights hook); load the weights again"
                     )
+                self._retire()
+                self.state = LOADED
+                self._bytes_moved("restored")
                 try:
-                    kernel.restore_weights(self)
+                    with torch.inference_mode(False), torch.no_grad():
+                        kernel.restore_weights(self)
                     if not self._is_canonical():
                         raise WeightLayoutError("the tensors are not the canonical ones")
                 except BaseException as error:
@@ -254,12 +293,16 @@ class ExpertWeights(nn.Module):
                         "The layer is empty now: load again"
                     ) from error
                 self.aux.clear()
+            self._retire()
             self.layout = None
             self.prepared = None
             self.state = LOADED
 
     def clear(self) -> None:
-        """Back to EMPTY; the tensors are released."""
+        """Back to EMPTY; the tensors are released, except to calls that are under way."""
+        self._retire()
+        self.state = EMPTY
+        self._bytes_moved("cleared")
         for name in PARAMETERS:
             setattr(self, name, None)
         self.aux.clear()
@@ -267,7 +310,6 @@ class ExpertWeights(nn.Module):
         self.layout = None
         self._loaded = set()
         self._expert_stride = {}
-        self.state = EMPTY
 
     def adopt_packed(
         self, parameters: dict[str, Tensor | None], aux: dict[str, Tensor], layout: WeightLayout | None
@@ -304,6 +346,8 @@ class ExpertWeights(nn.Module):
             weight: Tensor | None = getattr(self, name)
             if weight is not None:  # a copy to another device may drop the gap between experts
                 self._expert_stride[name] = _expert_stride(weight, shape)
+        if self.state == PACKED:
+            self._publish()
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -315,6 +359,7 @@ class ExpertWeights(nn.Module):
             "state": self.state,
             "layout": None if self.layout is None else self.layout.model_dump(),
             "expert_stride": dict(self._expert_stride),
+            "generation": self._generation,
         }
 
     def set_extra_state(self, state: Any) -> None:
@@ -333,52 +378,7 @@ class ExpertWeights(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        extra = state_dict.get(f"{prefix}_extra_state")
-        found = {name: state_dict.get(prefix + name) for name in PARAMETERS}
-        if extra is None or extra["state"] == EMPTY:
-            missing_keys.extend(prefix + n for n in PARAMETERS if found[n] is None and n in _needed(self.config))
-            if extra is None:
-                missing_keys.append(f"{prefix}_extra_state")
-            else:
-                self.clear()
-            return
-        layout = WeightLayout(**extra["layout"]) if extra["layout"] is not None else None
-        if layout is not None:
-            self._accept_layout(layout)
-        absent = [name for name in _needed(self.config) if found[name] is None]
-        if absent:
-            missing_keys.extend(prefix + name for name in absent)
-            return
-        self.clear()
-        packed = layout is not None and not layout.is_canonical
-        if packed:
-            strides = extra["expert_stride"]
-            self.allocate((strides["w13_weight"], strides["w2_weight"]))
-        else:
-            self._make_room()
-        for name, tensor in found.items():
-            if tensor is None:
-                continue
-            target: Tensor | None = getattr(self, name)
-            if packed and name in WEIGHTS:
-                if tensor.dtype == torch.uint8 and tensor.shape == self.expert_bytes(name).shape:
-                    setattr(self, name, self.expert_bytes(name))
-                else:  # a kernel that keeps its packed weights in tensors of its own
-                    setattr(self, name, torch.empty_like(tensor, device=self._home))
-                target = getattr(self, name)
-            if target is None or target.shape != tensor.shape or target.dtype != tensor.dtype:
-                wanted = "none" if target is None else f"{target.dtype} {tuple(target.shape)}"
-                self.clear()
-                raise WeightLayoutError(
-                    f"{prefix + name}: the state has {tensor.dtype} {tuple(tensor.shape)}, this layer wants {wanted}"
-                )
-            target.copy_(tensor)
-        for key in state_dict:
-            if key.startswith(f"{prefix}aux."):
-                self.aux[key.removeprefix(f"{prefix}aux.")] = state_dict[key].detach().clone().to(self._home)
-        self._loaded = set(range(self.config.local_experts))
-        self.layout = layout
-        self.state = LOADED if layout is None else PACKED
+        load_state(self, state_dict, prefix, missing_keys)
 
 
 def _expert_stride(weight: Tensor, shape: tuple[int, int, int]) -> int:
@@ -386,10 +386,6 @@ def _expert_stride(weight: Tensor, shape: tuple[int, int, int]) -> int:
     if tuple(weight.shape) == shape:
         return max(weight.stride(0), shape[1] * shape[2])
     return weight.numel() * weight.element_size() // max(shape[0], 1)
-
-
-def _needed(config: MoEConfig) -> tuple[str, ...]:
-    return tuple(name for name in PARAMETERS if config.has_bias or not name.endswith("bias"))
 
 
 def _some(numbers: list[int]) -> str:

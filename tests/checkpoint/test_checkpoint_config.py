@@ -101,6 +101,16 @@ def test_is_refused_in_one_line_before_any_tensor_is_read(tmp_path: Path, name: 
         ({"hidden_size": 70_000_000_000}, "shape"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step 0"),
         ({"mlp_only_layers": 3}, "mlp_only_layers 3"),
+        ({"mlp_only_layers": ["0"]}, "mlp_only_layers ['0']"),
+        ({"mlp_only_layers": [False]}, "mlp_only_layers [False]"),
+        ({"mlp_only_layers": [0.0]}, "mlp_only_layers [0.0]"),
+        ({"mlp_only_layers": [None]}, "mlp_only_layers [None]"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers [-1]"),
+        ({"decoder_sparse_step": "1"}, "decoder_sparse_step '1'"),
+        ({"decoder_sparse_step": True}, "decoder_sparse_step True"),
+        ({"norm_topk_prob": "false"}, "has 'false' for norm_topk_prob; expected true or false"),
+        ({"norm_topk_prob": 0}, "has 0 for norm_topk_prob"),
+        ({"norm_topk_prob": []}, "has [] for norm_topk_prob"),
         ({"mlp_only_layers": [0, 1]}, "none of the 2 layers"),
         ({"quantization_config": "int8"}, "quantization_config is 'int8'"),
         ({"quantization_config": quantization(config_groups=None)}, "no config_groups"),
@@ -189,6 +199,8 @@ def test_activation_and_routing_come_from_the_config(tmp_path: Path, act: str, a
     plain = config(quant=quantization(), norm_topk_prob=False)
     assert not inspect_checkpoint(write(tmp_path, plain, tensors())).routing.renormalize
     del plain["norm_topk_prob"]
+    assert not inspect_checkpoint(write(tmp_path, plain, tensors())).routing.renormalize
+    plain["norm_topk_prob"] = None
     assert not inspect_checkpoint(write(tmp_path, plain, tensors())).routing.renormalize
     mixtral = write(tmp_path, config("mixtral", quantization(), norm_topk_prob=False), tensors("mixtral"))
     assert inspect_checkpoint(mixtral).routing.renormalize

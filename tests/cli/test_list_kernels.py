@@ -80,6 +80,15 @@ def test_plugins_of_every_state(int8moe: Command, plugins: Any) -> None:
             assert str(kernels[name][key]) in row
 
 
+def test_damaged_entry_points_are_listed(int8moe: Command, plugins: Any) -> None:
+    plugins.add_good("acme")
+    plugins.add("torn-kernels", {})
+    (plugins.folder / "torn_kernels-1.0.dist-info" / "entry_points.txt").write_text("[int8moe.kernels]\nacme\n")
+    document = int8moe.json("list-kernels", site=plugins.folder)
+    assert by_name(document["plugins"])["torn-kernels"]["state"] == "broken"
+    assert by_name(document["kernels"])["acme.fast"]["available"]
+
+
 def test_duplicate_and_blocked(int8moe: Command, plugins: Any) -> None:
     plugins.add_good("acme")
     plugins.add("other", {"acme": "other_plugin"}, {"other_plugin": ""})

@@ -82,9 +82,15 @@ def test_terminal_table_loses_nothing(width: int) -> None:
     assert (text.splitlines()[0].split() == list(COLUMNS)) == (width >= 60)
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
 def test_error_line() -> None:
     assert error_line(ValueError("first:\n  second\n  third.\nfourth")) == "first: second; third. fourth"
     assert error_line(ValueError()) == "ValueError"
+    assert error_line(Unprintable()) == "Unprintable"
     assert error_line(FileNotFoundError(2, "No such file or directory", "x.json")) == (
         "x.json: No such file or directory"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from .conftest import COMMAND, Command
 
+CONFIG = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
 VERBS = ("list-kernels", "explain", "verify", "run")
 
 
@@ -60,15 +62,19 @@ def test_wrong_usage_is_one_line_and_exit_2(int8moe: Command, arguments: list[st
 
 
 def test_ways_to_start_it(int8moe: Command, repository: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "int8moe.cli", "--version"],
-        cwd=int8moe.folder,
-        env=int8moe.environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("int8moe ")
+    for module in ("int8moe", "int8moe.cli"):
+        for arguments, status in ((["--version"], 0), (["zzz"], 2)):
+            done = subprocess.run(
+                [sys.executable, "-m", module, *arguments],
+                cwd=int8moe.folder,
+                env=int8moe.environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            expected = int8moe(*arguments)
+            assert done.returncode == expected.returncode == status
+            assert (done.stdout, done.stderr) == (expected.stdout, expected.stderr)
     assert 'int8moe = "int8moe.cli:main"' in (repository / "pyproject.toml").read_text()
 
 
@@ -100,6 +106,45 @@ def test_closed_pipe_is_quiet(int8moe: Command, arguments: list[str]) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+CLOSED = [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [("list-kernels", 0), ("list-kernels --json", 0), ("list-kernels --check", 0), ("--help", 0), ("--version", 0),
+     ("zzz", 2), ("explain --config @/does/not/exist", 1)],
+)  # fmt: skip
+def test_closed_streams_are_quiet(int8moe: Command, arguments: str, status: int, closed: str) -> None:
+    """Only what belongs on the stream that is open appears, and what is on none changes no exit code."""
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {arguments} {closed}', "bash", *COMMAND],
+        env=int8moe.environment(),
+        cwd=int8moe.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status
+    whole = int8moe(*arguments.split())
+    assert done.stdout == ("" if ">&-" in closed.split() else whole.stdout)
+    assert done.stderr == ("" if "2>&-" in closed.split() else whole.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list-kernels"], ["explain"], ["verify", "reference.torch"], ["run"]], ids=" ".join
+)
+def test_a_plugin_that_is_asked_for_and_absent_is_one_line(int8moe: Command, arguments: list[str]) -> None:
+    if arguments == ["explain"]:
+        arguments = ["explain", "--config", json.dumps(CONFIG), "--kernel", "reference.torch"]
+    if arguments == ["run"]:
+        arguments = ["run", "--kernel", "reference.torch"]
+    text = int8moe.error(*arguments, INT8MOE_PLUGINS="referense")
+    assert text.startswith(
+        "INT8MOE_PLUGINS names 'referense', which is not installed; did you mean reference? installed:"
+    )
 
 
 def test_piped_to_head(int8moe: Command) -> None:

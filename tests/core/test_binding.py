@@ -263,6 +263,51 @@ def test_a_kernel_of_another_machine_is_refused_before_its_code_is_loaded() -> N
         get_registry().unregister("live")
 
 
+def test_a_picky_kernel_is_tested_on_what_it_takes() -> None:
+    class PickyAndWrong(OneBitOff):
+        @hookimpl
+        def is_supported_config(self, config: Any, host: Any) -> Any:
+            return Unsupported("not a multiple of 32") if config.hidden_size % 32 else Supported()
+
+    class VeryPickyAndWrong(OneBitOff):
+        @hookimpl
+        def is_supported_config(self, config: Any, host: Any) -> Any:
+            return Supported() if config.hidden_size == 40 else Unsupported("is not 40")
+
+    for kernel_class, size in ((PickyAndWrong, 64), (VeryPickyAndWrong, 40)):
+        register_kernel(provider(kernel_class))
+        report = select_kernel(CONFIG.model_copy(update={"hidden_size": size}))
+        assert "quarantined" in {name: reason for name, _, reason in report.rejected}["live.fast"]
+        get_registry().unregister("live")
+
+
+class ExitsInInit(Good):
+    def __init__(self) -> None:
+        raise SystemExit("no licence")
+
+
+class ExitsInApply(Good):
+    @hookimpl
+    def apply(self, layer: Any, hidden_states: Any, topk_weights: Any, topk_ids: Any, out: Any) -> None:
+        raise SystemExit("no licence")
+
+
+class ExitsInSupport(Good):
+    @hookimpl
+    def is_supported_config(self, config: Any, host: Any) -> Any:
+        raise GeneratorExit("no licence")
+
+
+@pytest.mark.parametrize("kernel_class", [ExitsInInit, ExitsInApply, ExitsInSupport])
+def test_a_kernel_cannot_end_the_process(kernel_class: type) -> None:
+    get_registry().register(provider(kernel_class))
+    report = select_kernel(CONFIG)
+    assert report.chosen != "live.fast"
+    assert "no licence" in {name: reason for name, _, reason in report.rejected}["live.fast"]
+    with pytest.raises(PluginLoadError, match="no licence"):
+        select_kernel(CONFIG, kernel="live.fast")
+
+
 def test_a_kernel_may_refuse_a_config_itself() -> None:
     class Picky(Good):
         @hookimpl

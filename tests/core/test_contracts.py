@@ -32,9 +32,17 @@ SPEC: dict[str, Any] = {
         ({"activation": "sliu"}, "activation"),
         ({"hidden_dtype": "float8"}, "hidden_dtype"),
         ({"swiglu_limit": 0.0}, "swiglu_limit"),
+        ({"swiglu_limit": -1.0}, "swiglu_limit"),
+        ({"swiglu_limit": float("inf")}, "swiglu_limit"),
+        ({"swiglu_limit": 1e39}, "swiglu_limit"),
+        ({"swiglu_limit": 3.4028236e38}, "swiglu_limit"),  # rounds to infinity in float32
+        ({"swiglu_limit": 1e-46}, "swiglu_limit"),  # rounds to 0
         ({"swiglu_alpha": float("nan")}, "swiglu_alpha"),
+        ({"swiglu_alpha": -1e39}, "swiglu_alpha"),
+        ({"swiglu_alpha": 1e300}, "swiglu_alpha"),
         ({"apply_router_weight_on_input": True}, "top_k = 1"),
         ({"num_local_experts": 4}, "expert_map"),
+        ({"num_local_experts": 9, "has_expert_map": True}, "num_local_experts = 9 is more than num_experts = 8"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -43,6 +51,16 @@ def test_a_bad_config_is_one_line_naming_the_field(change: dict[str, Any], word:
         MoEConfig(**{**BASE, **change})
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"swiglu_limit": 3.4028234e38}, {"swiglu_limit": 1.5e-45}, {"swiglu_alpha": 0.0}, {"swiglu_alpha": -3.4028234e38},
+     {"swiglu_alpha": 1e-300}, {"num_local_experts": 8, "has_expert_map": True}, {"num_local_experts": 0, "has_expert_map": True}],
+)  # fmt: skip
+def test_the_ends_of_the_ranges_are_taken(fields: dict[str, Any]) -> None:
+    config = MoEConfig(**{**BASE, **fields})
+    assert {name: getattr(config, name) for name in fields} == fields
 
 
 def test_configs_take_keywords_only_and_do_not_change() -> None:
@@ -102,7 +120,7 @@ def test_the_reduction_bound_is_the_largest_safe_one() -> None:
 
 
 TORCH_FREE = ["int8moe", "int8moe.contracts", "int8moe.hookspecs", "int8moe.errors", "int8moe.host",
-              "int8moe.registry", "int8moe.selection", "int8moe.cli", "int8moe.reference_provider"]  # fmt: skip
+              "int8moe.registry", "int8moe.selection", "int8moe.listing", "int8moe.cli", "int8moe.reference_provider"]  # fmt: skip
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)
@@ -114,12 +132,12 @@ def test_light_modules_import_no_torch(isolated: Callable[..., Any], module: str
 def test_authors_names_import_no_torch(isolated: Callable[..., Any]) -> None:
     done = isolated(
         """
-        import sys
+        import os, sys
         from int8moe import (KernelSpec, WeightLayout, Numerics, Supported, Unsupported, HostInfo, SelectionReport,
                              hookimpl, PLUGIN_API_VERSION, NUMERICS_VERSION, get_include, list_kernels)
         assert list_kernels()
         assert "torch" not in sys.modules
-        assert (get_include() / "int8moe").is_dir()
+        assert os.path.isfile("".join([get_include(), "/int8moe/driver.h"]))
         from int8moe import ExpertWeights, FusedMoE
         assert "torch" in sys.modules
         """

@@ -120,7 +120,8 @@ class Family:
         """The layers that have routed experts."""
         known = {name: config[name] for name in self.sparse_fields if config.get(name) is not None}
         dense, step = known.get("mlp_only_layers", []), known.get("decoder_sparse_step", 1)
-        if not isinstance(dense, list) or type(step) is not int or step < 1:
+        numbers = isinstance(dense, list) and all(type(layer) is int and layer >= 0 for layer in dense)
+        if not numbers or type(step) is not int or step < 1:
             raise CheckpointError(
                 f"{file}: found mlp_only_layers {dense!r}, decoder_sparse_step {step!r}; "
                 "expected a list of layer numbers and a number of at least 1"
@@ -223,7 +224,7 @@ def read_model(config: Mapping[str, Any], file: Path) -> Model:
         raise CheckpointError(f"{file}: {error}") from None
     renormalize = family.renormalize
     if isinstance(renormalize, str):
-        renormalize = bool(config.get(renormalize, family.renormalize_default))
+        renormalize = _switch(config, renormalize, family.renormalize_default, file)
     layers = family.moe_layers(config, num_layers, file)
     if not layers:
         raise CheckpointError(f"{file}: none of the {num_layers} layers is a mixture of experts")
@@ -247,4 +248,13 @@ def _positive(config: Mapping[str, Any], name: str, file: Path) -> int:
     if type(value) is not int or value < 1:
         found = "has no" if value is None else f"has {value!r} for"
         raise CheckpointError(f"{file}: {found} {name}; expected a number of at least 1")
+    return value
+
+
+def _switch(config: Mapping[str, Any], name: str, default: bool, file: Path) -> bool:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{file}: has {value!r} for {name}; expected true or false")
     return value

@@ -15,8 +15,12 @@ def main() -> None:
     # interpreter would search all of them once more, and pydantic would look for tracers in every distribution.
     gc.set_threshold(100_000)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    from .output import claim_stdout
+
+    claim_stdout()
     from .app import run
 
     status = run(sys.argv[1:])
+    sys.stdout = sys.stderr  # for what plugins print while the interpreter ends
     gc.freeze()
     sys.exit(status)

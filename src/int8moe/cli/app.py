@@ -13,7 +13,7 @@ import sys
 
 import click
 
-from .output import discard_stdout, say
+from .output import discard_stdout, flush, say
 
 # One row a verb: module of this package (its click command is called ``command``), one line of help.
 VERBS: dict[str, tuple[str, str]] = {
@@ -142,7 +142,7 @@ def run(arguments: list[str]) -> int:
             )
         return 1
     finally:
-        _flush()
+        flush()
 
 
 def error_line(error: BaseException) -> str:
@@ -150,7 +150,11 @@ def error_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
     text = ""
-    for line in str(error).splitlines():
+    try:
+        message = str(error)
+    except Exception:  # a plugin's own exception may fail at that, too
+        message = ""
+    for line in message.splitlines():
         if line := line.strip():
             text += f"{'' if not text else ' ' if text.endswith((':', '.', ';', ',')) else '; '}{line}"
     return text or type(error).__name__
@@ -169,12 +173,3 @@ def _log_traceback() -> None:
         import traceback
 
         traceback.print_exc()
-
-
-def _flush() -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_stdout()
-    with contextlib.suppress(BrokenPipeError):
-        sys.stderr.flush()

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .output import host_line, say, write, write_json, write_table
+from .output import Verb, host_line, say, write, write_json, write_table
 from .signals import import_torch
 
 if TYPE_CHECKING:
     from ..contracts import MoEConfig, SelectionReport
 
 
-@click.command("explain")
+@click.command("explain", cls=Verb)
 @click.option("--config", "config_text", metavar="JSON|@FILE", help="Fields of MoEConfig as a JSON object.")
 @click.option("--checkpoint", metavar="DIR", help="Take the layers of a checkpoint instead.")
 @click.option("--kernel", metavar="NAME", help="Ask for this kernel and no other.")
@@ -102,7 +102,8 @@ def _explain(config: MoEConfig, layers: tuple[str, ...], kernel: str | None, dev
 
 
 def _write(answers: list[dict[str, Any]]) -> None:
-    from ..registry import hints, list_kernels
+    from ..listing import list_kernels
+    from ..registry import hints
 
     known = {row.name: row for row in list_kernels()}
     write(f"machine: {host_line()}")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .output import host_line, write, write_json, write_table
+from .output import Verb, flush, host_line, write, write_json, write_table
 from .signals import import_torch, signal_text
 
 if TYPE_CHECKING:
     from ..contracts import KernelInfo, PluginInfo
 
 
-@click.command("list-kernels")
+@click.command("list-kernels", cls=Verb)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--check", is_flag=True, help="Load each available kernel: its hooks are checked and it tests itself.")
 def command(as_json: bool, check: bool) -> int:
@@ -24,7 +24,8 @@ def command(as_json: bool, check: bool) -> int:
 
     Broken plugins are shown with their error and do not make the command fail; a kernel that fails --check does.
     """
-    from ..registry import hints, list_kernels, list_plugins
+    from ..listing import list_kernels, list_plugins
+    from ..registry import hints
 
     kernels, plugins = list_kernels(), list_plugins()
     checks = check_kernels([row.name for row in kernels if row.available]) if check else None
@@ -108,8 +109,7 @@ def _check(name: str) -> str:
 
 
 def _check_in_child(name: str) -> str:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

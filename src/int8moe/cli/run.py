@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import host_line, say, write, write_json, write_table
+from .output import Verb, host_line, say, write, write_json, write_table
 from .signals import import_torch
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _layer_numbers(ctx: click.Context, parameter: click.Parameter, value: str | 
     return sorted(numbers)
 
 
-@click.command("run")
+@click.command("run", cls=Verb)
 @click.argument("checkpoint", metavar="[CHECKPOINT]", required=False)
 @click.option("--kernel", metavar="NAME", help="Use this kernel and no other.")
 @click.option("--layers", callback=_layer_numbers, metavar="0,1|0-3", help="Only these layers.")

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import click
 
-from .output import say, write, write_json, write_table
+from .output import Verb, say, write, write_json, write_table
 from .signals import held_back, signal_text
 
 _SHOWN_FAILURES = 20
@@ -38,7 +38,7 @@ class Results:
         return not any(group["failed"] for group in self.groups) and any(group["passed"] for group in self.groups)
 
 
-@click.command("verify")
+@click.command("verify", cls=Verb)
 @click.argument("kernel", metavar="KERNEL")
 @click.option("--quick", is_flag=True, help="Fewer combinations, for while a kernel is being written.")
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="Only this group of cases; may be repeated.")
@@ -49,7 +49,8 @@ def command(kernel: str, quick: bool, groups: tuple[str, ...], as_json: bool) ->
     Exits with 1 when a case fails or the kernel ends the process.
     """
     from ..errors import NoKernelError
-    from ..registry import get_registry, list_kernels
+    from ..listing import list_kernels
+    from ..registry import get_registry
 
     get_registry().find(kernel)  # an unknown name is an error with near names
     reason = next(row.reason for row in list_kernels() if row.name == kernel)

@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     counts = _threads(parser, options.threads)
     from ..errors import Int8MoEError
-    from ..registry import get_registry, list_kernels
+    from ..listing import list_kernels
+    from ..registry import get_registry
     from .groups import GROUPS
     from .runner import format_group, format_result, header, passed, run_kernel
 

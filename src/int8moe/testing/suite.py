@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import pytest
 
-from ..registry import get_registry, list_kernels
+from ..listing import list_kernels
+from ..registry import get_registry
 from .case import Case, CaseSkipped, Grid
 from .groups import collect_cases
 from .target import Target

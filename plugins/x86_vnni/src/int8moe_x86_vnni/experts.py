@@ -76,6 +76,8 @@ def _attach() -> ctypes.CDLL:
 
 def _after_fork() -> None:
     """In the child: forget the scratch list, and run serially where torch's pool did not survive."""
+    global _attach_lock
+    _attach_lock = threading.Lock()  # the thread that held it may not be there
     if _attached is not None:
         _attached.int8moe_after_fork()
         if not forked_with_threads():

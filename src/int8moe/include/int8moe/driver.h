@@ -113,7 +113,9 @@ class Driver {
     const bool usable = layer->activation >= 0 && layer->activation < INT8MOE_ACTIVATION_COUNT &&
                         layer->hidden_size > 0 && layer->intermediate_size > 0 &&
                         layer->hidden_size <= INT8MOE_MAX_REDUCTION &&
-                        layer->intermediate_size <= INT8MOE_MAX_REDUCTION;
+                        layer->intermediate_size <= INT8MOE_MAX_REDUCTION &&
+                        (layer->local_experts == 0 || (layer->w13 != nullptr && layer->w2 != nullptr &&
+                                                       layer->w13_scale != nullptr && layer->w2_scale != nullptr));
     return usable ? INT8MOE_OK : INT8MOE_ERROR_ARGUMENT;
   }
 

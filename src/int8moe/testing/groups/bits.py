@@ -87,7 +87,24 @@ def _experts(config: MoEConfig, seed: int) -> Experts:
     return make_experts(config, seed=seed)
 
 
+def _declared(target: Target, config: MoEConfig, seed: int) -> MoEConfig:
+    """The config without what the kernel does not declare, so that a kernel of few features meets every shape too."""
+    features, activations = target.spec.features, target.spec.activations
+    changes: dict[str, Any] = {}
+    if config.activation not in activations:
+        usable = [a for a in activations if "no_gate" in features or not a.endswith("_no_mul")]
+        changes["activation"] = usable[seed % len(usable)] if usable else activations[0]
+    if "bias" not in features:
+        changes["has_bias"] = False
+    if "expert_map" not in features:
+        changes |= {"has_expert_map": False, "num_local_experts": None}
+    if "apply_router_weight_on_input" not in features:
+        changes["apply_router_weight_on_input"] = False
+    return config.model_copy(update=changes)
+
+
 def _run(target: Target, config: MoEConfig, seed: int, calls: tuple[Call, ...]) -> None:
+    config = _declared(target, config, seed)
     experts = _experts(config, seed)
     layer = target.layer(config, experts, expert_map=local_map(config))
     declared = [call for call in calls if getattr(torch, call.dtype) in target.dtypes]

@@ -16,7 +16,7 @@ import torch
 from ...contracts import ACTIVATIONS, FEATURES, HIDDEN_DTYPES, NUMERICS_VERSION, PLUGIN_API_VERSION, WeightLayout
 from ...hookspecs import REQUIRED_HOOKS, FusedMoEExperts
 from ...host import this_host
-from ...registry import list_kernels
+from ...listing import list_kernels
 from ...signatures import hook_names
 from ..case import Case, Grid, skip
 from ..makers import make_experts
@@ -26,9 +26,9 @@ _SIZES = (64, 48, 128, 256, 512, 1024, 100)
 
 _LISTING = """
 import json, sys
-from int8moe import registry
-names = [row.name for row in registry.list_kernels()]
-plugins = [(p.name, p.state, p.error) for p in registry.list_plugins()]
+from int8moe import listing
+names = [row.name for row in listing.list_kernels()]
+plugins = [(p.name, p.state, p.error) for p in listing.list_plugins()]
 heavy = sorted({"torch", "numpy"} & set(sys.modules))
 print(json.dumps({"names": names, "plugins": plugins, "heavy": heavy}))
 """
