@@ -22,25 +22,31 @@ if TYPE_CHECKING:
 @click.option("--device", default="cpu", show_default=True, help="torch device.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(config_text: str | None, checkpoint: str | None, kernel: str | None, device: str, as_json: bool) -> int:
-    r"""Say which kernel would serve a layer, which ones it beat, and why each other candidate is refused.
+    """Say which kernel would serve a layer, which ones it beat, and why each other candidate is refused.
 
     \b
     int8moe explain --checkpoint DIR
     int8moe explain --config '{"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}'
 
     Exits with 1 when no kernel can serve the layer, after all reasons.
-    """
+    """  # noqa: D301 (click's mark for lines that are not to be filled)
     if (config_text is None) == (checkpoint is None):
         raise click.UsageError("Give either --config or --checkpoint")
-    layers = _layers_of(checkpoint) if checkpoint is not None else [(_read_config(config_text or ""), ())]
+    unquantized: list[str] = []
+    if checkpoint is not None:
+        layers, unquantized = _layers_of(checkpoint)
+    else:
+        layers = [(_read_config(config_text or ""), ())]
     answers = [_explain(config, names, kernel, device) for config, names in layers]
     if as_json:
         from ..registry import hints
 
-        first = {"schema": 1, "checkpoint": checkpoint, **answers[0]}
+        first = {"schema": 1, "checkpoint": checkpoint, "unquantized": unquantized, **answers[0]}
         write_json({**first, "hints": hints(), "other_configs": answers[1:]})
     else:
         _write(answers)
+        if unquantized:
+            write(f"left unquantised by the checkpoint, and served only with --quantize: {', '.join(unquantized)}")
     return int(any(answer["chosen"] is None for answer in answers))
 
 
@@ -62,14 +68,16 @@ def _read_config(text: str) -> MoEConfig:
     return MoEConfig(**fields)
 
 
-def _layers_of(checkpoint: str) -> list[tuple[MoEConfig, tuple[str, ...]]]:
-    """The distinct configs of a checkpoint's MoE layers, each with the layers that have it."""
+def _layers_of(checkpoint: str) -> tuple[list[tuple[MoEConfig, tuple[str, ...]]], list[str]]:
+    """The distinct configs of a checkpoint's MoE layers, each with its layers; and the unquantised ones among them."""
     from ..checkpoint import inspect_checkpoint
 
     grouped: dict[MoEConfig, list[str]] = {}
-    for layer in inspect_checkpoint(checkpoint).layers:
+    layers = inspect_checkpoint(checkpoint).layers
+    for layer in layers:
         grouped.setdefault(layer.config, []).append(layer.key)
-    return [(config, tuple(names)) for config, names in grouped.items()]
+    unquantized = [layer.key for layer in layers if not layer.quantized]
+    return [(config, tuple(names)) for config, names in grouped.items()], unquantized
 
 
 def _explain(config: MoEConfig, layers: tuple[str, ...], kernel: str | None, device: str) -> dict[str, Any]:
