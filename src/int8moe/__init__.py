@@ -7,6 +7,7 @@ and the command line import no torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -93,3 +94,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_SUBMODULES})
+
+
+if "torch" in sys.modules:
+    # Where torch is here already it costs little, and torch.export.load finds the operator after a plain import.
+    from . import ops as ops

@@ -143,3 +143,8 @@ def test_authors_names_import_no_torch(isolated: Callable[..., Any]) -> None:
         """
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_operator_is_there_after_torch_and_int8moe(isolated: Callable[..., Any]) -> None:
+    done = isolated("import torch, int8moe; torch.ops.int8moe.fused_experts.default")
+    assert done.returncode == 0, done.stderr
