@@ -269,8 +269,6 @@ class FusedMoE(ExpertWeights):
             hidden_states = hidden_states.reshape(-1, hidden_size)
             topk_weights = topk_weights.reshape(-1, top_k)
             topk_ids = topk_ids.reshape(-1, top_k)
-        if hidden_states.is_neg() or topk_weights.is_neg():  # a lazy negation that pointers do not show
-            hidden_states, topk_weights = hidden_states.resolve_neg(), topk_weights.resolve_neg()
         if must_use_operator(hidden_states, topk_weights):
             result = ops.fused_experts(
                 hidden_states, topk_weights, topk_ids,
@@ -280,6 +278,8 @@ class FusedMoE(ExpertWeights):
             )  # fmt: skip
             result = result.view(shape)
             return result if out is None else checked_out(self, out, shape, hidden_states).copy_(result)
+        if hidden_states.is_neg() or topk_weights.is_neg():  # a lazy negation that pointers do not show
+            hidden_states, topk_weights = hidden_states.resolve_neg(), topk_weights.resolve_neg()
         packed = self._packed
         if packed is None:
             raise self._not_packed()
