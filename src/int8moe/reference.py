@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from .contracts import ACTIVATIONS, WeightLayout
+from .contracts import ACTIVATIONS, MoEConfig, WeightLayout
 from .elementary import activate, erf, exp, gelu, gelu_tanh, silu, swigluoai, tanh
 from .hookspecs import hookimpl
 
@@ -34,6 +34,7 @@ __all__ = [
     "quantize_rows",
     "round_to_dtype",
     "silu",
+    "sorted_rows",
     "swigluoai",
     "tanh",
 ]
@@ -158,6 +159,52 @@ def expert_rows(
     )
     q2, s2 = quantize_rows(h)
     return _dequantize(integer_matmul(q2, w2), s2, w2_scale, w2_bias)
+
+
+class ExpertTensors(Protocol):
+    """Canonical tensors of a layer, under the names that engines use; biases may be None."""
+
+    @property
+    def w13_weight(self) -> Tensor: ...
+
+    @property
+    def w13_weight_scale(self) -> Tensor: ...
+
+    @property
+    def w13_bias(self) -> Tensor | None: ...
+
+    @property
+    def w2_weight(self) -> Tensor: ...
+
+    @property
+    def w2_weight_scale(self) -> Tensor: ...
+
+    @property
+    def w2_bias(self) -> Tensor | None: ...
+
+
+def sorted_rows(experts: ExpertTensors, config: MoEConfig, q: Tensor, scales: Tensor, counts: list[int]) -> Tensor:
+    """Steps 3 to 7 for quantised rows ``[T, H]`` sorted by local expert, ``counts`` of them each -> fp32 ``[T, H]``."""
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    start = 0
+    for local, count in enumerate(counts):
+        stop = start + count
+        if count:
+            out[start:stop] = expert_rows(
+                q[start:stop],
+                scales[start:stop],
+                experts.w13_weight[local],
+                experts.w13_weight_scale[local],
+                None if experts.w13_bias is None else experts.w13_bias[local],
+                experts.w2_weight[local],
+                experts.w2_weight_scale[local],
+                None if experts.w2_bias is None else experts.w2_bias[local],
+                activation=config.activation,
+                swiglu_alpha=config.swiglu_alpha,
+                swiglu_limit=config.swiglu_limit,
+            )
+        start = stop
+    return out
 
 
 def _channel_scales(scale: Tensor, experts: int, rows: int) -> Tensor:
@@ -307,21 +354,4 @@ class ReferenceExperts:
                 q, scales = quantize_rows(rows.to(torch.float32))
             else:
                 q, scales = rows, row_scales
-            start = 0
-            for local, count in enumerate(num_tokens_per_expert.tolist()):
-                stop = start + count
-                if count:
-                    out[start:stop] = expert_rows(
-                        q[start:stop],
-                        scales[start:stop],
-                        layer.w13_weight[local],
-                        layer.w13_weight_scale[local],
-                        None if layer.w13_bias is None else layer.w13_bias[local],
-                        layer.w2_weight[local],
-                        layer.w2_weight_scale[local],
-                        None if layer.w2_bias is None else layer.w2_bias[local],
-                        activation=config.activation,
-                        swiglu_alpha=config.swiglu_alpha,
-                        swiglu_limit=config.swiglu_limit,
-                    )
-                start = stop
+            out.copy_(sorted_rows(layer, config, q, scales, num_tokens_per_expert.tolist()))

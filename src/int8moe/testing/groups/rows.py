@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from typing import get_args
 
 import torch
-from torch import Tensor
 
 from ...contracts import Activation, MoEConfig
-from ...reference import expert_rows, quantize_rows
+from ...reference import quantize_rows, sorted_rows
 from ..bits import assert_same_bits
 from ..case import Case, Grid, skip
-from ..makers import Experts, make_experts, make_hidden_states, reference_output, threads
+from ..makers import make_experts, make_hidden_states, reference_output, threads
 from ..target import Target
 
 _COUNTS: dict[str, list[int]] = {
@@ -25,30 +24,6 @@ _COUNTS: dict[str, list[int]] = {
     "none": [0, 0, 0, 0],
     "mixed": [17, 1, 33, 2],
 }
-
-
-def reference_rows(config: MoEConfig, experts: Experts, q: Tensor, scales: Tensor, counts: list[int]) -> Tensor:
-    """Steps 3 to 7 for rows sorted by expert."""
-    out = torch.empty(q.shape, dtype=torch.float32)
-    start = 0
-    for local, count in enumerate(counts):
-        stop = start + count
-        if count:
-            out[start:stop] = expert_rows(
-                q[start:stop],
-                scales[start:stop],
-                experts.w13_weight[local],
-                experts.w13_weight_scale[local],
-                None if experts.w13_bias is None else experts.w13_bias[local],
-                experts.w2_weight[local],
-                experts.w2_weight_scale[local],
-                None if experts.w2_bias is None else experts.w2_bias[local],
-                activation=config.activation,
-                swiglu_alpha=config.swiglu_alpha,
-                swiglu_limit=config.swiglu_limit,
-            )
-        start = stop
-    return out
 
 
 def _need_rows(target: Target) -> None:
@@ -68,7 +43,7 @@ def _sorted_rows(target: Target, counts: str, activation: Activation, bias: bool
     for index, dtype in enumerate(target.dtypes):
         rows = make_hidden_states(total, 67, dtype=dtype, seed=52)
         q, scales = quantize_rows(rows.to(torch.float32))
-        expected = reference_rows(config, experts, q, scales, number)
+        expected = sorted_rows(experts, config, q, scales, number)
         per_expert = torch.tensor(number, dtype=(torch.int64, torch.int32)[index % 2])
         kept = rows.clone()
         for threads_ in target.threads:
@@ -92,7 +67,7 @@ def _special_scales(target: Target) -> None:
     q = torch.arange(-128, 128).to(torch.int8).repeat(8, 1)
     q[5:] = torch.randint(-127, 128, (3, 256), generator=torch.Generator().manual_seed(54), dtype=torch.int8)
     scales = torch.tensor([1.0, 0.0, math.nan, 1e-38, 1e-3, 3e38, 1e-45, 0.02])
-    expected = reference_rows(config, experts, q, scales, [2, 0, 5, 1])
+    expected = sorted_rows(experts, config, q, scales, [2, 0, 5, 1])
     with torch.no_grad():
         actual = layer.forward_sorted(q, torch.tensor([2, 0, 5, 1]), row_scales=scales)
     target.match(actual, expected)
