@@ -61,7 +61,8 @@ class BoundKernel:
         distribution: where it is from.
         layout: what its packing produced in the self-test; None where that did not run.
         apply, process_weights_after_loading: the required hooks.
-        apply_rows, restore_weights, release_scratch, packed_expert_nbytes: the optional ones, or None.
+        apply_rows, restore_weights, release_scratch, packed_expert_nbytes, run_peak, read_memory: the optional
+            ones, or None.
     """
 
     def __init__(self, candidate: Candidate, implementation: Any) -> None:
@@ -77,6 +78,8 @@ class BoundKernel:
             implementation, "packed_expert_nbytes", None
         )
         self.release_scratch: Callable[[], None] | None = getattr(implementation, "release_scratch", None)
+        self.run_peak: Callable[[int], int] | None = getattr(implementation, "run_peak", None)
+        self.read_memory: Callable[[torch.Tensor], None] | None = getattr(implementation, "read_memory", None)
         self.layout: WeightLayout | None = None
         self._is_supported: Callable[..., Any] | None = getattr(implementation, "is_supported_config", None)
 

@@ -88,5 +88,17 @@ class FusedMoEExperts:
         """Optional: free memory that is kept between calls; asked for by FusedMoE.reset()."""
 
     @hookspec(firstresult=True)
+    def run_peak(self, iterations: int) -> int:  # type: ignore[empty-body]
+        """Optional, for benchmarks: the fastest multiply-add that the kernel has, from registers or the nearest cache.
+
+        Every thread that a forward would use goes ``iterations`` times round it; returns how many int8 multiply-adds
+        all of them did together. The caller takes the time.
+        """
+
+    @hookspec(firstresult=True)
+    def read_memory(self, buffer: torch.Tensor) -> None:
+        """Optional, for benchmarks: read every byte of a contiguous uint8 ``buffer`` once, in those threads."""
+
+    @hookspec(firstresult=True)
     def restore_weights(self, layer: ExpertWeights) -> None:
         """Optional: turn packed weights back into the canonical tensors, in place."""

@@ -106,6 +106,27 @@ struct Avx2Kernel {
     }
   }
 
+  // vpmaddwd and vpaddd on registers: weights and activations already widened, 10 chains.
+  static INT8MOE_NOINLINE int64_t peak(int64_t iterations) {
+    constexpr int kChains = 10, kUnrolled = 16;
+    __m256i sum[kChains], w = _mm256_set1_epi16(3), x = _mm256_set1_epi16(5);
+#pragma GCC unroll 10
+    for (int i = 0; i < kChains; ++i) {
+      sum[i] = _mm256_setzero_si256();
+      __asm__ volatile("" : "+x"(sum[i]));  // chains of equal value would be one
+    }
+    for (int64_t n = 0; n < iterations * kUnrolled; ++n) {
+#pragma GCC unroll 10
+      for (int i = 0; i < kChains; ++i) {
+        __asm__ volatile("" : "+x"(w), "+x"(x));  // or one product would serve all chains
+        add_products(sum[i], w, x);
+      }
+    }
+#pragma GCC unroll 10
+    for (int i = 0; i < kChains; ++i) __asm__ volatile("" : : "x"(sum[i]));
+    return iterations * kUnrolled * kChains * 16;
+  }
+
   template <class Epilogue>
   static INT8MOE_INLINE void gemm(const GemmBlock<kPanels>& block, Epilogue&& epilogue) {
     alignas(64) int32_t acc[kPanels * kRows * 16];

@@ -89,6 +89,25 @@ struct Avx512VnniKernel {
     }
   }
 
+  // vpdpbusd on registers, 16 chains.
+  static INT8MOE_NOINLINE int64_t peak(int64_t iterations) {
+    constexpr int kChains = 16, kUnrolled = 16;
+    __m512i sum[kChains], w = _mm512_set1_epi8(3), x = _mm512_set1_epi8(5);
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) {
+      sum[i] = _mm512_setzero_si512();
+      __asm__ volatile("" : "+v"(sum[i]));  // chains of equal value would be one
+    }
+    for (int64_t n = 0; n < iterations * kUnrolled; ++n) {
+      __asm__ volatile("" : "+v"(w), "+v"(x));
+#pragma GCC unroll 16
+      for (int i = 0; i < kChains; ++i) sum[i] = _mm512_dpbusd_epi32(sum[i], w, x);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) __asm__ volatile("" : : "v"(sum[i]));
+    return iterations * kUnrolled * kChains * 64;
+  }
+
   template <class Epilogue>
   static INT8MOE_INLINE void gemm(const GemmBlock<kPanels>& block, Epilogue&& epilogue) {
     alignas(64) int32_t acc[kPanels * kRows * 16];

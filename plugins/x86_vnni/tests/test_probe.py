@@ -109,7 +109,7 @@ def test_driver_version_mismatch(native, monkeypatch) -> None:
     monkeypatch.setattr(library, "_loaded", None)
     monkeypatch.setattr(library, "DRIVER_VERSION", 999)
     for spec in plugin.register_kernels():
-        assert "driver version 1, this package needs 999" in spec.unavailable
+        assert "driver version 2, this package needs 999" in spec.unavailable
 
 
 def test_plugin_imports_no_torch() -> None:

@@ -149,6 +149,18 @@ class X86Experts:
         """Free the scratch memory that is kept between calls, of all tiers."""
         self._library.int8moe_release_scratch()
 
+    @hookimpl
+    def run_peak(self, iterations: int) -> int:
+        """Multiply-adds done by all threads in ``iterations`` rounds of the tier's fastest loop."""
+        return int(self._library.int8moe_run_peak(self._tier, thread_limit(), iterations))
+
+    @hookimpl
+    def read_memory(self, buffer: Tensor) -> None:
+        """Read every byte once, in the threads of a forward."""
+        if not buffer.is_contiguous():
+            raise ValueError(f"read_memory needs a contiguous buffer, got strides {buffer.stride()}")
+        self._library.int8moe_read_memory(self._tier, thread_limit(), buffer.data_ptr(), buffer.nbytes)
+
     def _repack(self, layer: ExpertWeights, function: Any, what: str) -> None:
         config = layer.config
         hidden, inner = config.hidden_size, config.intermediate_size

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import __path__ as _package_path
 
-DRIVER_VERSION = 1
+DRIVER_VERSION = 2
 NUMERICS_VERSION = 1
 LAYOUT_NAME, LAYOUT_VERSION = "u8_n16k4", 1
 """INT8MOE_DRIVER_VERSION that the structs below were written for."""
@@ -109,6 +109,8 @@ def _declare(library: ctypes.CDLL) -> None:
         "int8moe_unpack": (i32, [text]),
         "int8moe_forward": (i32, [text, text]),
         "int8moe_forward_rows": (i32, [text, text]),
+        "int8moe_run_peak": (i64, [i32, i32, i64]),
+        "int8moe_read_memory": (i32, [i32, i32, pointer, i64]),
         "int8moe_x86_probe": (i32, [pointer, i32]),
     }
     for name, (result, arguments) in signatures.items():

@@ -10,8 +10,8 @@
 
 #include <stdint.h>
 
-/* Raised whenever a struct below or the meaning of a packed byte changes. */
-#define INT8MOE_DRIVER_VERSION 1
+/* Raised whenever a struct or function below, or the meaning of a packed byte, changes. */
+#define INT8MOE_DRIVER_VERSION 2
 /* The version of docs/numerics.md that the driver computes. */
 #define INT8MOE_NUMERICS_VERSION 1
 /* 65,793 * 127 * 257 < 2^31: no int32 sum overflows up to this depth, offset weights included. */
@@ -158,6 +158,11 @@ INT8MOE_EXPORT int32_t int8moe_pack(const int8moe_pack_call* call);
 INT8MOE_EXPORT int32_t int8moe_unpack(const int8moe_pack_call* call);
 INT8MOE_EXPORT int32_t int8moe_forward(const int8moe_layer* layer, const int8moe_call* call);
 INT8MOE_EXPORT int32_t int8moe_forward_rows(const int8moe_layer* layer, const int8moe_rows_call* call);
+/* For benchmarks. Multiply-adds that all workers did, each `iterations` times round the tier's fastest loop; -1 for an
+ * unknown tier. */
+INT8MOE_EXPORT int64_t int8moe_run_peak(int32_t tier, int32_t workers, int64_t iterations);
+/* Reads every byte once, each worker a contiguous share; returns a value made of them all. */
+INT8MOE_EXPORT int32_t int8moe_read_memory(int32_t tier, int32_t workers, const void* memory, int64_t bytes);
 
 #ifdef __cplusplus
 }

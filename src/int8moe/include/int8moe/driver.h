@@ -17,6 +17,7 @@
 #include "arena.h"
 #include "epilogue.h"
 #include "float_formats.h"
+#include "limits.h"
 #include "microkernel.h"
 #include "numerics.h"
 #include "panels.h"
@@ -422,11 +423,13 @@ class Driver {
 }  // namespace int8moe
 
 // Defines the one external symbol of a tier's translation unit: int8moe_tier_<name>.
-#define INT8MOE_DEFINE_TIER(name, Kernel)                                                   \
-  extern "C" {                                                                              \
-  extern const int8moe_tier int8moe_tier_##name;                                            \
-  const int8moe_tier int8moe_tier_##name = {#name, &int8moe::Driver<Kernel>::forward,       \
-                                            &int8moe::Driver<Kernel>::forward_rows};        \
+#define INT8MOE_DEFINE_TIER(name, Kernel)                                                                       \
+  extern "C" {                                                                                                  \
+  extern const int8moe_tier int8moe_tier_##name;                                                                \
+  const int8moe_tier int8moe_tier_##name = {#name, &int8moe::Driver<Kernel>::forward,                           \
+                                            &int8moe::Driver<Kernel>::forward_rows,                             \
+                                            &int8moe::Limits<Kernel>::run_peak,                                 \
+                                            &int8moe::Limits<Kernel>::read_memory};                             \
   }
 
 #endif

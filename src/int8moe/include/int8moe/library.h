@@ -133,6 +133,18 @@ int32_t int8moe_forward_rows(const int8moe_layer* layer, const int8moe_rows_call
   return tier->forward_rows(&runtime, layer, call);
 }
 
+int64_t int8moe_run_peak(int32_t tier, int32_t workers, int64_t iterations) {
+  const int8moe_tier* found = int8moe::tier_of(tier);
+  const int8moe_runtime runtime = int8moe::current_runtime();
+  return found == nullptr ? -1 : found->run_peak(&runtime, workers, iterations);
+}
+
+int32_t int8moe_read_memory(int32_t tier, int32_t workers, const void* memory, int64_t bytes) {
+  const int8moe_tier* found = int8moe::tier_of(tier);
+  const int8moe_runtime runtime = int8moe::current_runtime();
+  return found == nullptr ? 0 : found->read_memory(&runtime, workers, memory, bytes);
+}
+
 }  // extern "C"
 
 #endif

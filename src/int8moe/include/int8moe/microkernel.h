@@ -13,6 +13,10 @@
 //     // then epilogue(first_row, rows, acc), acc being [panel][kRows][Layout::kColumns].
 //     template <class Epilogue>
 //     static void gemm(const GemmBlock<kPanels>& block, Epilogue&& epilogue);
+//
+//     // For benchmarks: the fastest exact multiply-add of the instruction set, from registers or L1, `iterations`
+//     // times round; returns the number of multiply-adds.
+//     static int64_t peak(int64_t iterations);
 //   };
 //
 // The sums are of *stored* weights: where Layout::kOffset is not 0 the epilogue takes kOffset * sum(q) of the

@@ -21,6 +21,8 @@ typedef struct int8moe_tier {
   const char* name;
   int32_t (*forward)(const int8moe_runtime*, const int8moe_layer*, const int8moe_call*);
   int32_t (*forward_rows)(const int8moe_runtime*, const int8moe_layer*, const int8moe_rows_call*);
+  int64_t (*run_peak)(const int8moe_runtime*, int32_t workers, int64_t iterations);
+  int32_t (*read_memory)(const int8moe_runtime*, int32_t workers, const void* memory, int64_t bytes);
 } int8moe_tier;
 
 #ifdef __cplusplus
