@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 
@@ -11,6 +12,7 @@ from packed_layer import make_layer
 
 from int8moe import reference
 from int8moe.contracts import ACTIVATIONS, MoEConfig
+from int8moe.host import override_thread_limit
 from int8moe.testing import assert_same_bits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -179,18 +181,39 @@ def test_flush_to_zero_in_the_caller_changes_no_bit(kernel) -> None:
     assert_same_bits(out, expected)
 
 
+@contextlib.contextmanager
+def workers(count: int):
+    """Calls inside run on ``count`` workers, whatever the machine has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with override_thread_limit(count):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_thread_counts(kernel) -> None:
     config = MoEConfig(num_experts=8, top_k=2, hidden_size=512, intermediate_size=256)
     layer = make_layer(kernel, config)
     x, weights, ids = inputs(config, 200, torch.bfloat16)
     expected = expected_of(layer, x, weights, ids)
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3, 7):
-            torch.set_num_threads(count)
+    for count in (1, 2, 3, 7, 64):
+        with workers(count):
             assert_same_bits(run(kernel, layer, x, weights, ids), expected)
-    finally:
-        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu2_no_mul"])
+def test_one_expert_with_most_of_the_rows(kernel, activation: str) -> None:
+    """An expert's rows are cut into pieces, and few columns into narrow tasks: no cut changes a bit."""
+    config = MoEConfig(num_experts=5, top_k=2, hidden_size=112, intermediate_size=48, activation=activation)
+    layer = make_layer(kernel, config)
+    x, weights, ids = inputs(config, 1100)
+    ids[:, 0], ids[:7, 1], ids[7:, 1] = 3, 4, -1
+    expected = expected_of(layer, x, weights, ids)
+    for count in (1, 2, 5, 32):
+        with workers(count):
+            assert_same_bits(run(kernel, layer, x, weights, ids), expected)
 
 
 def test_position_in_the_batch(kernel) -> None:

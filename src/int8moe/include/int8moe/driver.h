@@ -33,6 +33,8 @@ namespace {
 // Below these a phase costs less than waking another thread.
 constexpr int64_t kSerialElements = 64 * 1024;
 constexpr int64_t kSerialProducts = 1024 * 1024;
+// Tasks are handed out one by one; this many for each worker keep the last ones from idling.
+constexpr int kTasksPerWorker = 4;
 
 template <class Kernel>
 class Driver {
@@ -125,7 +127,7 @@ class Driver {
     const bool by_rows = rows_call_ != nullptr;
     const int64_t experts = by_rows ? layer_->local_experts : layer_->num_experts;
     Arena arena(base);
-    active_ = arena.take<ActiveExpert>(rows < experts ? rows : experts);
+    active_ = arena.take<ActiveExpert>(most_entries(rows, experts));
     cursor_ = arena.take<int64_t>(by_rows ? 0 : experts);
     row_token_ = arena.take<int32_t>(by_rows ? 0 : rows);
     row_weight_ = arena.take<float>(by_rows ? 0 : rows);
@@ -164,10 +166,12 @@ class Driver {
             ? slice_of_counts()
             : route(slots_, weights_, layer_->router_weight_on_input != 0, token0_, tokens_, cursor_, active_,
                     row_token_, row_weight_);
-    experts_ = routed.experts;
+    entries_ = routed.entries;
     rows_ = routed.rows;
     const int64_t products = rows_ * hidden_ * inner_;
     gemm_workers_ = products < kSerialProducts ? 1 : workers_;
+    group1_ = panels_of_task(panels1_, entries_, gated_ ? kPanels / 2 : kPanels);
+    group2_ = panels_of_task(panels2_, 1, kPanels);
     if (rows_ > 0) {
       rows_per_task_ = rows_of_task(hidden_);
       run_region(runtime_, workers_for(tokens_ * hidden_), ceil_div(tokens_, rows_per_task_), quantize_tokens, this);
@@ -175,11 +179,16 @@ class Driver {
       rows_per_task_ = rows_of_task(inner_);
       run_region(runtime_, workers_for(rows_ * inner_), ceil_div(rows_, rows_per_task_), quantize_hidden, this);
     }
-    run_region(runtime_, gemm_workers_, ceil_div(panels2_, kPanels), gemm2_task, this);
+    run_region(runtime_, gemm_workers_, ceil_div(panels2_, group2_), gemm2_task, this);
   }
 
   static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-  int64_t gemm1_tasks() const { return experts_ * ceil_div(panels1_, gated_ ? kPanels / 2 : kPanels); }
+  int64_t gemm1_tasks() const { return entries_ * ceil_div(panels1_, group1_); }
+  // Panels of one task: as many as a block holds, fewer where there would not be enough tasks for every worker.
+  int panels_of_task(int64_t panels, int64_t entries, int most) const {
+    while (most > 1 && entries * ceil_div(panels, most) < int64_t{kTasksPerWorker} * gemm_workers_) most /= 2;
+    return most;
+  }
   static int64_t rows_of_task(int64_t width) {
     const int64_t rows = kSerialElements / 4 / width;
     return rows < 1 ? 1 : rows;
@@ -195,7 +204,7 @@ class Driver {
           start + load_index(rows_call_->counts, e * rows_call_->counts_stride, rows_call_->counts_dtype);
       const int64_t first = start > token0_ ? start : token0_;
       const int64_t last = stop < token0_ + tokens_ ? stop : token0_ + tokens_;
-      if (first < last) active_[routed.experts++] = {e, first - token0_, last - first};
+      routed.entries = append_expert(e, first - token0_, last - first, active_, routed.entries);
       start = stop;
     }
     routed.rows = tokens_;
@@ -265,10 +274,9 @@ class Driver {
     int group;
   };
   Columns columns_of(int64_t task) const {
-    const int most = gated_ ? kPanels / 2 : kPanels;
-    const int64_t blocks = ceil_div(panels1_, most);
-    const int64_t panel0 = task % blocks * most;
-    return {active_[task / blocks], panel0, static_cast<int>(panels1_ - panel0 < most ? panels1_ - panel0 : most)};
+    const int64_t blocks = ceil_div(panels1_, group1_);
+    const int64_t panel0 = task % blocks * group1_, left = panels1_ - panel0;
+    return {active_[task / blocks], panel0, static_cast<int>(left < group1_ ? left : group1_)};
   }
   static int64_t distance(const uint8_t* from, const uint8_t* to) {
     return static_cast<int64_t>(reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from));
@@ -327,14 +335,14 @@ class Driver {
     Driver& d = *static_cast<Driver*>(context);
     float* sums = d.rows_call_ != nullptr ? nullptr : d.sums_ + worker * d.tokens_ * kBlock;
     if (d.layer_->w2_bias != nullptr)
-      d.gemm2<true>(task * kPanels, sums);
+      d.gemm2<true>(task * d.group2_, sums);
     else
-      d.gemm2<false>(task * kPanels, sums);
+      d.gemm2<false>(task * d.group2_, sums);
   }
 
   template <bool kBias>
   void gemm2(int64_t panel0, float* sums) {
-    const int panels = static_cast<int>(panels2_ - panel0 < kPanels ? panels2_ - panel0 : kPanels);
+    const int panels = static_cast<int>(panels2_ - panel0 < group2_ ? panels2_ - panel0 : group2_);
     const int width = panels * kColumns;
     const int64_t left = hidden_ - panel0 * kColumns;
     const int64_t columns = left < width ? left : width;
@@ -346,12 +354,12 @@ class Driver {
     block.depth = depth2_;
     block.row_stride = stride2_;
     block.row_index = nullptr;
-    for (int64_t a = 0; a < experts_; ++a) {
+    for (int64_t a = 0; a < entries_; ++a) {
       const ActiveExpert expert = active_[a];
       const int64_t channel0 = expert.local * hidden_;
       Finish::gather_channels(layer_->w2_scale + channel0, hidden_, panel0, panels, scale);
       Finish::gather_channels(kBias ? layer_->w2_bias + channel0 : nullptr, hidden_, panel0, panels, bias);
-      const ActiveExpert& next = active_[a + 1 < experts_ ? a + 1 : a];
+      const ActiveExpert& next = active_[a + 1 < entries_ ? a + 1 : a];
       for (int p = 0; p < panels; ++p)
         block.panel[p] =
             layer_->w2 + expert.local * layer_->w2_stride + (panel0 + p) * Layout::panel_bytes(inner_);
@@ -408,8 +416,8 @@ class Driver {
   RouterWeights weights_ = {};
 
   // The chunk.
-  int64_t token0_ = 0, tokens_ = 0, rows_ = 0, experts_ = 0, rows_per_task_ = 1;
-  int gemm_workers_ = 1;
+  int64_t token0_ = 0, tokens_ = 0, rows_ = 0, entries_ = 0, rows_per_task_ = 1;
+  int gemm_workers_ = 1, group1_ = 1, group2_ = 1;
   ActiveExpert* active_ = nullptr;
   int64_t* cursor_ = nullptr;
   int32_t* row_token_ = nullptr;

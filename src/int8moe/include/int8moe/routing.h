@@ -11,7 +11,10 @@
 namespace int8moe {
 namespace {
 
-// Rows [first, first + rows) of a chunk belong to local expert `local`.
+// Rows [first, first + rows) of a chunk belong to local expert `local`. An expert with many rows has several entries, one
+// after another, so that no task is large however skewed the routing is; its weights come from cache for all but the
+// first.
+constexpr int64_t kRowsOfEntry = 512;
 struct ActiveExpert {
   int64_t local;
   int64_t first;
@@ -45,8 +48,20 @@ struct RouterWeights {
   }
 };
 
+// Entries for `rows` more rows of an expert, appended to `active` from `count` on; returns the new count.
+inline int64_t append_expert(int64_t local, int64_t first, int64_t rows, ActiveExpert* active, int64_t count) {
+  for (int64_t done = 0; done < rows; done += kRowsOfEntry)
+    active[count++] = {local, first + done, rows - done < kRowsOfEntry ? rows - done : kRowsOfEntry};
+  return count;
+}
+
+// The most entries that `rows` rows of `experts` experts can need.
+constexpr int64_t most_entries(int64_t rows, int64_t experts) {
+  return (rows < experts ? rows : experts) + rows / kRowsOfEntry;
+}
+
 struct Routed {
-  int64_t experts;  // entries of `active`
+  int64_t entries;  // of `active`
   int64_t rows;
 };
 
@@ -66,7 +81,7 @@ inline Routed route(const Slots& slots, const RouterWeights& weights, bool unit_
     const int64_t rows = cursor[id];
     cursor[id] = routed.rows;
     if (rows == 0) continue;
-    active[routed.experts++] = {slots.local_of(id), routed.rows, rows};
+    routed.entries = append_expert(slots.local_of(id), routed.rows, rows, active, routed.entries);
     routed.rows += rows;
   }
   for (int64_t token = 0; token < tokens; ++token)
