@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "microkernel.h"
+#include "transpose.h"
 
 namespace int8moe {
 namespace {
@@ -35,48 +36,36 @@ struct PanelLayout {
     return rows % kColumns == 0 && depth % kDepthUnit == 0;
   }
 
-  // `rows` (at most kColumns) canonical rows of `depth` bytes -> one panel. The two must not overlap.
-  static void pack_panel(const uint8_t* source, int64_t rows, int64_t depth, uint8_t* panel) {
-    const int64_t groups = padded_depth(depth) / kDepth;
-    const int64_t whole = depth / kDepth;
-    for (int column = 0; column < kColumns; ++column) {
-      const uint8_t* row = source + column * depth;
-      uint8_t* target = panel + column * kDepth;
-      int64_t group = 0;
-      if (column < rows) {
-        for (; group < whole; ++group) move_group(row + group * kDepth, target + group * kColumns * kDepth);
-        for (; group < groups; ++group)
-          for (int d = 0; d < kDepth; ++d) {
-            const int64_t k = group * kDepth + d;
-            target[group * kColumns * kDepth + d] = static_cast<uint8_t>(k < depth ? row[k] ^ kOffset : kOffset);
-          }
-      } else {
-        for (; group < groups; ++group)
-          __builtin_memset(target + group * kColumns * kDepth, kOffset, kDepth);
+  // `rows` (at most kColumns) canonical rows of `depth` bytes, `stride` apart -> one panel. The two must not overlap.
+  static void pack_panel(const uint8_t* source, int64_t stride, int64_t rows, int64_t depth, uint8_t* panel) {
+    const int64_t blocked = rows == kColumns ? depth / kBlock * kBlock : 0;
+    for (int64_t k = 0; k < blocked; k += kBlock)
+      for (int column = 0; column < kColumns; column += Block::kSide)
+        Block::block(source + column * stride + k, stride, panel + k * kColumns + column * kDepth, kStep);
+    // What is left at the edges, and the padding.
+    for (int column = 0; column < kColumns; ++column)
+      for (int64_t k = blocked; k < padded_depth(depth); ++k) {
+        const bool inside = column < rows && k < depth;
+        panel[at(column, k)] = static_cast<uint8_t>((inside ? source[column * stride + k] : 0) ^ kOffset);
       }
-    }
   }
 
   static void unpack_panel(const uint8_t* panel, int64_t rows, int64_t depth, uint8_t* target) {
-    const int64_t whole = depth / kDepth;
-    for (int column = 0; column < kColumns && column < rows; ++column) {
-      const uint8_t* source = panel + column * kDepth;
-      uint8_t* row = target + column * depth;
-      for (int64_t group = 0; group < whole; ++group)
-        move_group(source + group * kColumns * kDepth, row + group * kDepth);
-      for (int64_t k = whole * kDepth; k < depth; ++k)
-        row[k] = static_cast<uint8_t>(source[whole * kColumns * kDepth + k - whole * kDepth] ^ kOffset);
-    }
+    const int64_t blocked = rows == kColumns ? depth / kBlock * kBlock : 0;
+    for (int64_t k = 0; k < blocked; k += kBlock)
+      for (int column = 0; column < kColumns; column += Block::kSide)
+        Block::block(panel + k * kColumns + column * kDepth, kStep, target + column * depth + k, depth);
+    for (int column = 0; column < kColumns && column < rows; ++column)
+      for (int64_t k = blocked; k < depth; ++k)
+        target[column * depth + k] = static_cast<uint8_t>(panel[at(column, k)] ^ kOffset);
   }
 
  private:
-  // w + 128 as unsigned is w with its top bit flipped, byte by byte: the same on either endianness.
-  static inline __attribute__((always_inline)) void move_group(const uint8_t* source, uint8_t* target) {
-    uint8_t group[kDepth];
-    __builtin_memcpy(group, source, kDepth);
-    for (int d = 0; d < kDepth; ++d) group[d] = static_cast<uint8_t>(group[d] ^ kOffset);
-    __builtin_memcpy(target, group, kDepth);
-  }
+  using Block = Transpose<kDepth, kOffset>;
+  static constexpr int64_t kBlock = 16;                  // depths of one transposed block
+  static constexpr int64_t kStep = kColumns * kDepth;    // bytes from one group of depths to the next
+  static_assert(kColumns % Block::kSide == 0, "a panel is whole blocks");
+  static int64_t at(int64_t column, int64_t k) { return k / kDepth * kStep + column * kDepth + k % kDepth; }
 };
 
 // Packs or unpacks one expert in its own storage. `temporary` holds temporary_bytes().
@@ -87,7 +76,7 @@ struct ExpertPacker {
   bool in_place() const { return Layout::is_exact(rows, depth); }
   int64_t canonical_bytes() const { return halves * rows * depth; }
   int64_t packed_bytes() const { return halves * Layout::half_bytes(rows, depth); }
-  int64_t temporary_bytes() const { return in_place() ? Layout::panel_bytes(depth) : canonical_bytes(); }
+  int64_t temporary_bytes() const { return in_place() ? Layout::kColumns * apart() : canonical_bytes(); }
 
   void pack(uint8_t* expert, uint8_t* temporary) const { each_panel<true>(expert, temporary); }
   void unpack(uint8_t* expert, uint8_t* temporary) const {
@@ -109,6 +98,9 @@ struct ExpertPacker {
     return left < Layout::kColumns ? left : Layout::kColumns;
   }
 
+  // Rows of one panel in the temporary: at a power-of-two distance they would all meet in a few sets of L1.
+  int64_t apart() const { return depth + kDepthUnit; }
+
   template <bool kPack>
   void each_panel(uint8_t* expert, uint8_t* temporary) const {
     const bool whole = !in_place();
@@ -116,12 +108,16 @@ struct ExpertPacker {
     for (int64_t half = 0; half < halves; ++half)
       for (int64_t p = 0; p < Layout::panel_count(rows); ++p) {
         uint8_t* here = panel(expert, half, p);
-        const uint8_t* source = temporary + (whole ? canonical_at(half, p) : 0);
-        if (!whole) __builtin_memcpy(temporary, here, static_cast<size_t>(Layout::panel_bytes(depth)));
-        if (kPack)
-          Layout::pack_panel(source, rows_of(p), depth, here);
-        else
-          Layout::unpack_panel(source, rows_of(p), depth, here);
+        if (whole) {
+          Layout::pack_panel(temporary + canonical_at(half, p), depth, rows_of(p), depth, here);
+        } else if (kPack) {
+          for (int64_t row = 0; row < Layout::kColumns; ++row)
+            __builtin_memcpy(temporary + row * apart(), here + row * depth, static_cast<size_t>(depth));
+          Layout::pack_panel(temporary, apart(), Layout::kColumns, depth, here);
+        } else {
+          __builtin_memcpy(temporary, here, static_cast<size_t>(Layout::panel_bytes(depth)));
+          Layout::unpack_panel(temporary, Layout::kColumns, depth, here);
+        }
       }
   }
 };
