@@ -75,6 +75,6 @@ def must_use_operator(hidden_states: Tensor, topk_weights: Tensor) -> bool:
         or type(hidden_states) not in (Tensor, torch.nn.Parameter)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
         or (torch.is_grad_enabled() and (hidden_states.requires_grad or topk_weights.requires_grad))
     )
