@@ -28,6 +28,7 @@ $(READY): $(METADATA) $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(foreach plugin,$(PLUGINS),-e "./$(plugin)[test]")
+	$(BIN)/python -m compileall -q src/int8moe $(addsuffix /src,$(PLUGINS))
 	@touch $@
 
 run: setup
