@@ -52,24 +52,43 @@ def num_threads_setting() -> int | None:
     return int(value)
 
 
+def log_level() -> str | None:
+    """INT8MOE_LOG as the logging module writes it; None when it is not set."""
+    level = text("INT8MOE_LOG")
+    if level is not None and level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"INT8MOE_LOG={level!r}: set debug, info, warning or error")
+    return None if level is None else level.upper()
+
+
 def configure_logging() -> None:
     """Apply INT8MOE_LOG to the "int8moe" logger."""
-    level = text("INT8MOE_LOG")
-    if level is None:
-        return
-    if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise ConfigError(f"INT8MOE_LOG={level!r}: set debug, info, warning or error")
-    logger.setLevel(level.upper())
+    level = log_level()
+    if level is not None:
+        logger.setLevel(level)
 
 
-def unknown_variables() -> list[str]:
-    """One line for each INT8MOE_* variable that nothing reads, with near names."""
-    lines = []
+def absent_plugins(present: set[str]) -> dict[str, str]:
+    """A line for each variable that names plugins which are not among those present, with near names."""
+    faults = {}
+    for variable in ("INT8MOE_PLUGINS", "INT8MOE_DISABLE_PLUGINS"):
+        lines = []
+        for name in sorted((names(variable) or frozenset()) - present):
+            near = difflib.get_close_matches(name, sorted(present), n=2, cutoff=0.4)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            lines.append(f"{variable} names {name!r}, which is not installed; {hint}")
+        if lines:
+            faults[variable] = f"{''.join(lines)}installed: {', '.join(sorted(present))}"
+    return faults
+
+
+def unknown_variables() -> dict[str, str]:
+    """A line for each INT8MOE_* variable that nothing reads, with near names."""
+    lines = {}
     for name in sorted(os.environ):
         if name.startswith("INT8MOE_") and name not in VARIABLES and not name.startswith("INT8MOE_TEST_"):
             near = difflib.get_close_matches(name, VARIABLES, n=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(VARIABLES)}"
-            lines.append(f"{name} is set, but nothing reads it; {hint}")
+            lines[name] = f"{name} is set, but nothing reads it; {hint}"
     return lines
 
 
@@ -78,7 +97,7 @@ _warned: set[str] = set()
 
 def warn_unknown_variables() -> None:
     """Log each of :func:`unknown_variables` once per process."""
-    for line in unknown_variables():
+    for line in unknown_variables().values():
         if line not in _warned:
             _warned.add(line)
             logger.warning("%s", line)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from .contracts import HostInfo
+from .control_groups import controller_folders, file_words, unified_folders
 from .environment import num_threads_setting
 
 _FEATURE_KEYS = ("flags", "features")  # of /proc/cpuinfo, compared in lower case
@@ -31,15 +32,20 @@ def detect_host(proc: str | Path = "/proc", sys: str | Path = "/sys") -> HostInf
     return HostInfo(
         machine=platform.machine(),
         system=platform.system(),
-        features=_features(Path(proc)),
+        features=feature_words(proc),
         num_threads=threads,
         num_threads_source=source,
     )
 
 
-def _features(proc: Path) -> frozenset[str]:
+def feature_words(proc: str | Path = "/proc") -> frozenset[str]:
+    """The CPU's feature words as the system spells them; none where it lists none.
+
+    Args:
+        proc: where procfs is mounted.
+    """
     try:
-        text = (proc / "cpuinfo").read_text(encoding="utf-8", errors="replace")
+        text = (Path(proc) / "cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return _sysctl_features() if platform.system() == "Darwin" else frozenset()
     words: set[str] | None = None
@@ -69,15 +75,23 @@ def _sysctl_features() -> frozenset[str]:
     return frozenset(words)
 
 
-def _threads(proc: Path, sys: Path) -> tuple[int, str]:
-    setting = num_threads_setting()
-    if setting is not None:
-        return setting, "INT8MOE_NUM_THREADS"
+def usable_cpus(proc: str | Path = "/proc", sys: str | Path = "/sys") -> tuple[int, str]:
+    """CPUs that this process may keep busy, and what says so: its affinity, or a tighter quota of a control group.
+
+    Args:
+        proc: where procfs is mounted.
+        sys: where sysfs is mounted.
+    """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    share, source = _cgroup_share(proc, sys)
+    share, source = _cgroup_share(Path(proc), Path(sys))
     if share < affinity:
         return max(1, math.floor(share)), source
     return affinity, "CPU affinity"
+
+
+def _threads(proc: Path, sys: Path) -> tuple[int, str]:
+    setting = num_threads_setting()
+    return usable_cpus(proc, sys) if setting is None else (setting, "INT8MOE_NUM_THREADS")
 
 
 def _cgroup_share(proc: Path, sys: Path) -> tuple[float, str]:
@@ -90,38 +104,16 @@ def _cgroup_share(proc: Path, sys: Path) -> tuple[float, str]:
 
 
 def _cgroup_quotas(proc: Path, sys: Path) -> Iterator[tuple[Path, int, int]]:
-    root = sys / "fs" / "cgroup"
-    paths = {"": "/", "cpu": "/"}  # controller -> path; "" is the unified hierarchy
-    with contextlib.suppress(OSError):
-        for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            for controller in controllers.split(","):
-                paths[controller] = path
-    for directory in _up_to_root(root, paths[""]):
-        words = _words(directory / "cpu.max")
+    for directory in unified_folders(proc, sys):
+        words = file_words(directory / "cpu.max")
         if len(words) == 2 and words[0] != "max":
             with contextlib.suppress(ValueError):
                 yield directory / "cpu.max", int(words[0]), int(words[1])
-    for directory in _up_to_root(root / "cpu", paths["cpu"]):
-        quota, period = _words(directory / "cpu.cfs_quota_us"), _words(directory / "cpu.cfs_period_us")
+    for directory in controller_folders(proc, sys, "cpu"):
+        quota, period = file_words(directory / "cpu.cfs_quota_us"), file_words(directory / "cpu.cfs_period_us")
         if quota and period:
             with contextlib.suppress(ValueError):
                 yield directory / "cpu.cfs_quota_us", int(quota[0]), int(period[0])
-
-
-def _up_to_root(root: Path, path: str) -> Iterator[Path]:
-    # Inside a container the path may not exist below the mount: the ancestors that do are read.
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-    for depth in range(len(parts), -1, -1):
-        yield root.joinpath(*parts[:depth])
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError):
-        return []
 
 
 @lru_cache(maxsize=1)

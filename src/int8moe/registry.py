@@ -103,9 +103,14 @@ def _one_line(text: str) -> str:
 
 
 class Registry:
-    """The plugins of one process. Entry points are looked at once, when they are first asked for."""
+    """The plugins of one process. Entry points are looked at once, when they are first asked for.
+
+    Attributes:
+        on_loading: called with each record before the plugin's code runs, which may end the process.
+    """
 
     def __init__(self) -> None:
+        self.on_loading: Callable[[PluginRecord], object] = lambda record: None
         self._lock = threading.RLock()
         self._records: list[PluginRecord] | None = None
         self._loading: list[str] = []
@@ -123,7 +128,7 @@ class Registry:
                 environment.configure_logging()
                 environment.warn_unknown_variables()
                 try:
-                    self._records = list(_discover(self._loading))
+                    self._records = list(_discover(self._loading, self.on_loading))
                 finally:
                     self._loading.clear()
             return tuple(self._records)
@@ -253,7 +258,7 @@ def _refuse_clash(record: PluginRecord, loaded: Iterable[PluginRecord]) -> None:
             )
 
 
-def _discover(loading: list[str]) -> Iterator[PluginRecord]:
+def _discover(loading: list[str], tell: Callable[[PluginRecord], object]) -> Iterator[PluginRecord]:
     """Built-in provider, then every entry point, each in isolation; ``loading`` names the one whose code runs."""
     strict = environment.flag("INT8MOE_STRICT")
     specs, ladder = load_provider(reference_provider, "reference")
@@ -262,7 +267,11 @@ def _discover(loading: list[str]) -> Iterator[PluginRecord]:
     allowed = environment.names("INT8MOE_PLUGINS")
     blocked = environment.names("INT8MOE_DISABLE_PLUGINS") or frozenset()
     points = sorted(_entry_points(), key=lambda item: (item[0].name, item[0].distribution, item[0].value))
-    _check_names(allowed, blocked, {"reference"} | {record.name for record, _ in points})
+    faults = environment.absent_plugins({"reference"} | {record.name for record, _ in points})
+    if "INT8MOE_PLUGINS" in faults:
+        raise ConfigError(faults["INT8MOE_PLUGINS"])
+    for text in faults.values():
+        logger.warning("%s", text)
     seen: set[tuple[str, str]] = set()
     for record, point in points:
         if record.name in blocked:
@@ -278,6 +287,7 @@ def _discover(loading: list[str]) -> Iterator[PluginRecord]:
             continue
         seen.add((record.name, record.value))
         loading.append(record.name)
+        tell(record)
         try:
             if isinstance(point, Exception):
                 raise point
@@ -313,22 +323,6 @@ def _entry_points() -> Iterator[tuple[PluginRecord, metadata.EntryPoint | Plugin
         else:
             damaged = PluginLoadError(f"its entry_points.txt cannot be read ({error}): install it again")
             yield PluginRecord(distribution, distribution, version), damaged
-
-
-def _check_names(allowed: frozenset[str] | None, blocked: frozenset[str], present: set[str]) -> None:
-    """Refuse to load an absent plugin, and warn where an absent one is not to be loaded."""
-    for variable, wanted in (("INT8MOE_PLUGINS", allowed), ("INT8MOE_DISABLE_PLUGINS", blocked)):
-        lines = []
-        for name in sorted((wanted or frozenset()) - present):
-            near = difflib.get_close_matches(name, sorted(present), n=2, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
-            lines.append(f"{variable} names {name!r}, which is not installed; {hint}")
-        if not lines:
-            continue
-        text = f"{''.join(lines)}installed: {', '.join(sorted(present))}"
-        if variable == "INT8MOE_PLUGINS":
-            raise ConfigError(text)
-        logger.warning("%s", text)
 
 
 def _version(distribution: str) -> str:
