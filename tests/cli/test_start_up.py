@@ -48,7 +48,9 @@ print(json.dumps([status, sorted({{name.partition('.')[0] for name in sys.module
     return set(names)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["verify", "--help"], ["explain", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["verify", "--help"], ["explain", "--help"], ["doctor", "--help"]]
+)
 def test_help_imports_neither_torch_nor_pydantic(int8moe: Command, arguments: list[str]) -> None:
     assert not {"torch", "pydantic", "rich", "pluggy", "safetensors"} & imported(int8moe, *arguments)
 

@@ -14,7 +14,7 @@ import pytest
 from .conftest import COMMAND, Command
 
 CONFIG = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
-VERBS = ("list-kernels", "explain", "verify", "run")
+VERBS = ("list-kernels", "explain", "verify", "run", "doctor")
 
 
 def test_help_lists_the_verbs(int8moe: Command) -> None:
@@ -54,6 +54,7 @@ def test_version(int8moe: Command) -> None:
         (["run", "--layers", "0,x"], "'x'"),
         (["run", "--layers", "0-999999999"], "layer number"),
         (["run", "--tokens", "0"], "--tokens"),
+        (["doctor", "--time-limit", "0"], "--time-limit"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

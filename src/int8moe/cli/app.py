@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "list-kernels": ("list_kernels", "What is installed, what this machine can run, and why not the rest."),
     "explain": ("explain", "Which kernel would serve a layer, and why no other."),
     "verify": ("verify", "Run the conformance suite on one kernel."),
+    "doctor": ("doctor", "What is wrong with this installation and machine, and what mends it."),
     "run": ("run", "Pack and run the MoE layers of a checkpoint, and compare bits with the reference."),
 }
 
@@ -83,12 +84,14 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
     callback=_print_version,
     help="Show the version and exit.",
 )
-def group() -> None:
+@click.pass_context
+def group(ctx: click.Context) -> None:
     """INT8 W8A8 fused mixture-of-experts kernels: a registry of plugins, one bit-exact result."""
     import logging
     import warnings
 
     from ..environment import configure_logging
+    from ..errors import ConfigError
 
     class StderrHandler(logging.Handler):
         """Writes to whatever stderr is now: a progress bar may have put itself in front of it."""
@@ -96,7 +99,11 @@ def group() -> None:
         def emit(self, record: logging.LogRecord) -> None:
             say(f"{record.levelname.lower()}: {record.getMessage()}")
 
-    configure_logging()
+    try:
+        configure_logging()
+    except ConfigError:
+        if ctx.invoked_subcommand != "doctor":  # whose finding it is, beside others
+            raise
     logger = logging.getLogger("int8moe")
     logger.handlers = [StderrHandler()]
     logger.propagate = False

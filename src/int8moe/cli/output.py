@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import click
@@ -128,13 +128,20 @@ def write_json(document: Any) -> None:
     write(json.dumps(document, indent=2))
 
 
-def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
+def write_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    styles: Mapping[str, str] | None = None,
+) -> None:
     """Print a table; on a narrow terminal its wide columns are folded, never cut.
 
     Args:
         columns: headings.
         rows: one value a column.
         right: headings of columns that are aligned to the right.
+        styles: rich's style of a row on a terminal, by its first value.
     """
     cells = [[" ".join(str(value).split()) for value in row] for row in rows]
     stream = _stdout()
@@ -161,7 +168,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, rig
             min_width=min(longest, _FOLDED),
         )
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*row, style=(styles or {}).get(row[0]))
     console.print(table)
 
 

@@ -47,6 +47,20 @@ def held_back() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """SIGTERM leaves this block by SystemExit, so that what it has started is ended with it."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def import_torch() -> None:
     """Import torch, which aborts the process when it is interrupted on the way."""
     with held_back():

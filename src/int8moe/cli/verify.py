@@ -19,7 +19,7 @@ from typing import IO, Any
 import click
 
 from .output import Verb, say, write, write_json, write_table
-from .signals import held_back, signal_text
+from .signals import held_back, signal_text, sigterm_unwinds
 
 _SHOWN_FAILURES = 20
 
@@ -98,7 +98,7 @@ def _run_groups(kernel: str, grid: str, groups: list[str], results: Results) -> 
     Returns:
         The names of all groups that there are, and the exit status of the process.
     """
-    with _suite_process([kernel, grid, *groups]) as process:
+    with sigterm_unwinds(), _suite_process([kernel, grid, *groups]) as process:
         assert process.stdout is not None
         known = _read(process.stdout, results)
         status = process.wait()
@@ -127,12 +127,7 @@ def _read(lines: IO[str], results: Results) -> list[str]:
 @contextlib.contextmanager
 def _suite_process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     """Start the suite. When the block is left early, by Ctrl-C or SIGTERM, it ends with its own children."""
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
     process = None
-    before = signal.signal(signal.SIGTERM, leave)
     try:
         with held_back():
             process = subprocess.Popen(
@@ -152,7 +147,6 @@ def _suite_process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
                 else:
                     process.kill()
             process.wait()
-        signal.signal(signal.SIGTERM, before)
 
 
 def _write(kernel: str, results: Results) -> None:
