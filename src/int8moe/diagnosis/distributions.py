@@ -13,9 +13,10 @@ from .finding import Finding, note, ok, problem
 from .mends import reinstall, source_of
 from .outcome import Outcome
 from .probe_process import Probes
-from .requirements import requirements_of
+from .requirements import installed_version, requirements_of
 
 CHECK = "distributions"
+_CORE = "int8moe"
 _NATIVE = re.compile(r"\.(so|so\.[0-9.]+|dylib|dll|pyd)$")
 
 
@@ -41,6 +42,8 @@ def find_installed(names: Iterable[str]) -> list[Installed]:
     """The distributions of these names, of which metadata alone are read."""
     found = []
     for name in sorted(set(names)):
+        if name == _CORE and installed_version(name) is None:
+            continue  # run from its source: a finding about the versions
         try:
             found.append(_read(name, metadata.distribution(name)))
         except Exception as error:  # damaged metadata end importlib's calls in any way

@@ -87,7 +87,7 @@ class Probes:
             if self._closed:
                 return None
             process = subprocess.Popen(
-                [sys.executable, "-c", _START, os.pathsep.join(sys.path), *arguments],
+                [sys.executable, "-c", _START, os.pathsep.join(map(str, sys.path)), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
