@@ -36,7 +36,7 @@ def run_emulated(
     Args:
         program: the program.
         *args: its arguments.
-        model: haswell, skylake-x, icelake, sapphirerapids or arrowlake.
+        model: haswell, skylake-x, icelake, sapphirerapids, sapphirerapids-amx or arrowlake.
         timeout: seconds after which it is stopped, with TIME_LIMIT.
     """
     options = ("--model", model, "--time-limit", str(timeout))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from emulated import run_emulated
 
 SOURCE = emulated.RUN_EMULATED.with_name("check_instructions.c")
+TILES_SOURCE = emulated.RUN_EMULATED.with_name("check_tiles.c")
 COMPILERS = ("cc", "gcc", "clang")
 
 # avx2, avx512f, avx512_vnni, avx_vnni
@@ -20,6 +22,7 @@ MODELS = {
     "skylake-x": (1, 1, 0, 0),
     "icelake": (1, 1, 1, 0),
     "sapphirerapids": (1, 1, 1, 1),
+    "sapphirerapids-amx": (1, 1, 1, 1),
     "arrowlake": (1, 0, 0, 1),
 }
 needs_linux_x86 = pytest.mark.skipif(
@@ -28,14 +31,31 @@ needs_linux_x86 = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(source: Path, folder: Path) -> Path:
     if reason := emulated.static_program_refusal(*COMPILERS):
         pytest.skip(reason)
     compiler, _ = emulated.find_compiler(*COMPILERS)
-    built = tmp_path_factory.mktemp("check_instructions") / "check_instructions"
-    subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-static", str(SOURCE), "-o", str(built)], check=True)
+    built = folder / source.stem
+    subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-static", str(source), "-o", str(built)], check=True)
     return built
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(SOURCE, tmp_path_factory.mktemp("check_instructions"))
+
+
+@pytest.fixture(scope="module")
+def tiles_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler, _ = emulated.find_compiler(*COMPILERS)
+    probe = "#include <immintrin.h>\nint main(void) { _tile_release(); return 0; }"
+    flags = ("-mamx-tile", "-mamx-int8", "-x", "c", "-", "-o", os.devnull)
+    if (
+        compiler
+        and subprocess.run([compiler, *flags], input=probe, text=True, capture_output=True, check=False).returncode
+    ):
+        pytest.skip(f"{compiler} and its assembler have no AMX")
+    return build(TILES_SOURCE, tmp_path_factory.mktemp("check_tiles"))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -56,6 +76,46 @@ def test_vpdpbusd_is_right_where_it_exists_and_illegal_elsewhere(program: Path, 
     else:
         assert (run.returncode, run.stdout) == (emulated.ILLEGAL_INSTRUCTION, "")
         assert "illegal instruction" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("products", "200 rounds equal"), ("addresses", "addresses equal"), ("state", "state equal")]
+)
+def test_amx_is_right(tiles_program: Path, what: str, said: str):
+    run = run_emulated(tiles_program, what, model="sapphirerapids-amx", timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, said + "\n", "")
+
+
+def test_amx_is_illegal_without_it(tiles_program: Path):
+    run = run_emulated(tiles_program, "products", model="sapphirerapids", timeout=60)
+    assert (run.returncode, run.stdout) == (emulated.ILLEGAL_INSTRUCTION, "")
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "message"),
+    [
+        ("palette", emulated.SEGMENTATION_FAULT, "the palette is not 0 or 1"),
+        ("reserved", emulated.SEGMENTATION_FAULT, "a reserved byte is not 0"),
+        ("wide", emulated.SEGMENTATION_FAULT, "more than 64 bytes"),
+        ("half", emulated.SEGMENTATION_FAULT, "rows without bytes"),
+        ("unconfigured", emulated.ILLEGAL_INSTRUCTION, "tile 1 is not configured"),
+        ("mismatch", emulated.ILLEGAL_INSTRUCTION, "tiles 0, 5 and 2 do not fit together"),
+        ("same", emulated.ILLEGAL_INSTRUCTION, "tiles 0, 1 and 1 do not fit together"),
+        ("unmapped", emulated.SEGMENTATION_FAULT, "page fault for address 0x8"),
+        ("constant", emulated.SEGMENTATION_FAULT, "page fault for address"),
+    ],
+)
+def test_wrong_use_of_amx_ends_the_run(tiles_program: Path, what: str, status: int, message: str):
+    run = run_emulated(tiles_program, what, model="sapphirerapids-amx", timeout=60)
+    assert (run.returncode, run.stdout) == (status, "")
+    assert message in run.stderr
+
+
+@pytest.mark.parametrize("model", ["sapphirerapids", "sapphirerapids-amx"])
+def test_an_unknown_instruction_is_illegal_on_every_model(program: Path, model: str):
+    run = run_emulated(program, "undefined", model=model, timeout=60)
+    assert (run.returncode, run.stdout) == (emulated.ILLEGAL_INSTRUCTION, "")
+    assert "illegal instruction" in run.stderr
 
 
 def test_files_memory_and_status_pass_through(program: Path, tmp_path: Path):

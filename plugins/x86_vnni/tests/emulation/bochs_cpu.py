@@ -7,7 +7,8 @@ Why ctypes: the wheel's Python classes cannot choose the processor's model; the 
 The symbols are no promised interface, so exactly one version of the wheel is accepted.
 
 How a system call arrives: the program runs in ring 0, and SYSCALL jumps to STUB_CODE, ``wbinvd; jmp *rcx``. Of all
-hooks that Bochs offers, the one for cache control is the cheapest, and programs never use WBINVD themselves.
+hooks that Bochs offers, the one for cache control is the cheapest, and programs never use WBINVD themselves. Invalid
+opcodes arrive likewise on a model with AMX, see descriptor_tables.py.
 """
 
 from __future__ import annotations
@@ -26,6 +27,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from descriptor_tables import (
+    CODE_ATTRIBUTES,
+    CODE_SELECTOR,
+    DATA_ATTRIBUTES,
+    DATA_SELECTOR,
+    GDT,
+    IDT,
+    ILLEGAL,
+    INVALID_OPCODE,
+    TASK_ATTRIBUTES,
+    TASK_SELECTOR,
+    TSS,
+    write_tables,
+)
 from guest_memory import PAGE_BYTES, STUB, GuestMemory
 
 WHEEL, WHEEL_VERSION = "bochscpu-python", "0.4.0"
@@ -37,10 +52,17 @@ class EmulatorUnavailable(Exception):
 
 
 class CpuModel(NamedTuple):
-    """A processor that Bochs knows: its place in the list there, and whether the system enables AVX-512 state on it."""
+    """A processor that Bochs knows.
+
+    Attributes:
+        bochs_number: its place in the list there.
+        avx512: whether the system enables AVX-512 state on it.
+        amx: whether invalid opcodes go to a handler that does AMX in Bochs' place; CPUID still denies it.
+    """
 
     bochs_number: int
     avx512: bool
+    amx: bool = False
 
 
 MODELS = {
@@ -48,6 +70,7 @@ MODELS = {
     "skylake-x": CpuModel(26, avx512=True),  # AVX-512 F CD BW DQ VL
     "icelake": CpuModel(28, avx512=True),  # and IFMA, VBMI, VBMI2, VNNI, BITALG, VPOPCNTDQ
     "sapphirerapids": CpuModel(30, avx512=True),  # and AVX-VNNI, BF16, FP16; this build has no AMX
+    "sapphirerapids-amx": CpuModel(30, avx512=True, amx=True),  # and AMX-TILE, AMX-INT8 by amx.py
     "arrowlake": CpuModel(31, avx512=False),  # AVX2, AVX-VNNI, AVX-VNNI-INT8 and -INT16
 }
 
@@ -113,7 +136,7 @@ def _load_shim(folder: Path) -> None:
         if built.returncode:
             raise EmulatorUnavailable(f"{compiler} cannot build a shared library: {' '.join(built.stderr.split())}")
         partial.rename(shim)
-    ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(shim.resolve()), mode=ctypes.RTLD_GLOBAL)
 
 
 def load_library(shim_folder: Path | None = None) -> ctypes.CDLL:
@@ -155,11 +178,14 @@ def _declare(library: ctypes.CDLL) -> None:
         "cpu_get_pc": (_U64, [_U32]),
         "cpu_get_cr2": (_U64, [_U32]),
         "cpu_set_seg": (None, [_U32, _U32, _U32, _U16, _U64, _U32, _U16]),
+        "cpu_set_tr": (None, [_U32, _U32, _U16, _U64, _U32, _U16]),
     }
     for name in ("cr0", "eflags", "mxcsr"):
         signatures[f"cpu_set_{name}"] = (None, [_U32, _U32])
     for name in ("pc", "cr3", "cr4", "efer", "xcr0", "star", "lstar", "fmask"):
         signatures[f"cpu_set_{name}"] = (None, [_U32, _U64])
+    for name in ("gdtr", "idtr"):
+        signatures[f"cpu_set_{name}"] = (None, [_U32, _U64, _U16])
     for name in ("fp_cw", "fp_tw"):
         signatures[f"cpu_set_{name}"] = (None, [_U32, _U16])
     for name, (result, arguments) in signatures.items():
@@ -176,15 +202,13 @@ RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11 = range(12)  # Bochs' n
 _GENERAL_REGISTERS = 16
 
 _ES, _CS, _SS, _DS, _FS, _GS = range(6)  # Bochs' numbers
-_CODE_SELECTOR, _DATA_SELECTOR = 8, 16
-_CODE_ATTRIBUTES, _DATA_ATTRIBUTES = 0xAF9B, 0xCF93  # present, ring 0; 64-bit code, readable; data, writable
 _WHOLE_SEGMENT = 0xFFFFFFFF
 
 _CR0 = 1 << 31 | 1 << 16 | 1 << 5 | 1 << 4 | 1 << 1 | 1 << 0  # PG WP NE ET MP PE
 _CR4 = 1 << 18 | 1 << 10 | 1 << 9 | 1 << 5  # OSXSAVE OSXMMEXCPT OSFXSR PAE
 _EFER = 1 << 11 | 1 << 10 | 1 << 8 | 1 << 0  # NXE LMA LME SCE
 _XCR0_AVX, _XCR0_AVX512 = 0x07, 0xE7  # x87, XMM, YMM; and opmask, upper halves, ZMM16-31
-_STAR = _CODE_SELECTOR << 32  # SYSCALL loads CS from here, and SS from the next descriptor
+_STAR = CODE_SELECTOR << 32  # SYSCALL loads CS from here, and SS from the next descriptor
 _EFLAGS, _MXCSR, _FP_CONTROL, _FP_TAGS = 0x2, 0x1F80, 0x37F, 0xFFFF  # as Linux starts a program
 
 STUB_CODE = bytes.fromhex("0f09 ffe1")  # wbinvd; jmp *%rcx, which is where SYSCALL left the return address
@@ -221,13 +245,23 @@ class BochsCpu:
         self._page_missing = _PageMissing(self._insert_pages)  # kept: Bochs holds the pointer only
         library.bochscpu_mem_missing_page(self._page_missing)
         self._handle = library.bochscpu_cpu_new(0)
+        self._amx = model.amx
         self._set_up(model)
+        if model.amx:
+            self._deliver_invalid_opcodes()
+
+    def _deliver_invalid_opcodes(self) -> None:
+        library = self._library
+        idt, gdt, tss = write_tables(self._memory)
+        library.cpu_set_idtr(0, IDT, idt)
+        library.cpu_set_gdtr(0, GDT, gdt)
+        library.cpu_set_tr(0, 1, TASK_SELECTOR, TSS, tss, TASK_ATTRIBUTES)
 
     def _set_up(self, model: CpuModel) -> None:
         library = self._library
         for segment in (_ES, _CS, _SS, _DS, _FS, _GS):
             selector, attributes = (
-                (_CODE_SELECTOR, _CODE_ATTRIBUTES) if segment == _CS else (_DATA_SELECTOR, _DATA_ATTRIBUTES)
+                (CODE_SELECTOR, CODE_ATTRIBUTES) if segment == _CS else (DATA_SELECTOR, DATA_ATTRIBUTES)
             )
             library.cpu_set_seg(0, segment, 1, selector, 0, _WHOLE_SEGMENT, attributes)
         library.cpu_set_efer(0, _EFER)
@@ -260,7 +294,7 @@ class BochsCpu:
 
     def set_fs_base(self, address: int) -> None:
         """Set where FS points: the thread's own data."""
-        self._library.cpu_set_seg(0, _FS, 1, 0, address, _WHOLE_SEGMENT, _DATA_ATTRIBUTES)
+        self._library.cpu_set_seg(0, _FS, 1, 0, address, _WHOLE_SEGMENT, DATA_ATTRIBUTES)
 
     @property
     def instruction_pointer(self) -> int:
@@ -277,7 +311,12 @@ class BochsCpu:
         self._library.cpu_set_mode(0)
 
     def run(
-        self, entry: int, stack: int, on_system_call: Callable[[], None], on_fault: Callable[[int, int], None]
+        self,
+        entry: int,
+        stack: int,
+        on_system_call: Callable[[], None],
+        on_fault: Callable[[int, int], None],
+        on_invalid_opcode: Callable[[], None],
     ) -> None:
         """Run a program from its entry; the callbacks must not raise, and end the process to end the program.
 
@@ -286,11 +325,22 @@ class BochsCpu:
             stack: address of what the stack holds at the start.
             on_system_call: called at each SYSCALL, which sees and sets the registers.
             on_fault: called with the vector of an exception and its error code.
+            on_invalid_opcode: called instead on a model with AMX, with RSP at the frame of descriptor_tables.
         """
         self.write(RSP, stack)
         self._library.cpu_set_pc(0, entry)
         self.forget_translations()
-        system_call = _CacheControlHook(lambda context, cpu, what: on_system_call())
-        fault = _ExceptionHook(lambda context, cpu, vector, code: on_fault(vector, code))
-        hooks = _Hooks(cache_cntrl=ctypes.cast(system_call, _POINTER), exception=ctypes.cast(fault, _POINTER))
+
+        def on_wbinvd(*_: object) -> None:
+            if self.instruction_pointer >= ILLEGAL:  # which lies above the other stub
+                on_invalid_opcode()
+            else:
+                on_system_call()
+
+        def on_exception(context: int, cpu: int, vector: int, code: int) -> None:
+            if not (self._amx and vector == INVALID_OPCODE):
+                on_fault(vector, code)
+
+        wbinvd, exception = _CacheControlHook(on_wbinvd), _ExceptionHook(on_exception)
+        hooks = _Hooks(cache_cntrl=ctypes.cast(wbinvd, _POINTER), exception=ctypes.cast(exception, _POINTER))
         self._library.bochscpu_cpu_run(self._handle, (_POINTER * 2)(ctypes.addressof(hooks), None))

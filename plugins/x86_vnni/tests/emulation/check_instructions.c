@@ -4,7 +4,7 @@
  *   zmm, vex          compares VPDPBUSD, in its AVX512-VNNI or AVX-VNNI form, with scalar code
  *   sum FILE          prints the size of a file and the sum of its bytes
  *   status N          exits with N
- *   null, constant, spin, abort    what programs should not do
+ *   null, constant, undefined, spin, abort    what programs should not do
  */
 #include <cpuid.h>
 #include <immintrin.h>
@@ -104,6 +104,7 @@ int main(int argc, char** argv) {
   if (strcmp(what, "status") == 0 && argc > 2) return atoi(argv[2]);
   if (strcmp(what, "null") == 0) return *(volatile char*)(uintptr_t)(argc - 2);
   if (strcmp(what, "constant") == 0) return *(volatile char*)(uintptr_t)constant = 0;
+  if (strcmp(what, "undefined") == 0) __builtin_trap();
   if (strcmp(what, "abort") == 0) abort();
   if (strcmp(what, "spin") == 0)
     for (volatile int i = 0;; ++i) continue;

@@ -15,7 +15,10 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy
 
 MIB, GIB = 1 << 20, 1 << 30
 PAGE_BYTES = 4096
@@ -94,6 +97,22 @@ class GuestMemory:
         flags |= _WRITABLE if permissions & WRITE else 0
         flags |= 0 if permissions & EXECUTE else _NO_EXECUTE
         self._fill_table(entry, first * PAGE_BYTES, end - first, flags)
+
+    def permits(self, address: int, permissions: int) -> bool:
+        """Whether a byte can be read, and written where WRITE is asked for."""
+        if not self.holds(address):
+            return False
+        entry = self._block[
+            _LEVEL1 + address // PAGE_BYTES * _ENTRY_BYTES
+        ]  # present and writable are in its first byte
+        wanted = _PRESENT | (_WRITABLE if permissions & WRITE else 0)
+        return entry & wanted == wanted
+
+    def as_array(self) -> numpy.ndarray:
+        """All bytes as a numpy array that shares them."""
+        import numpy  # not needed where no AMX is emulated
+
+        return numpy.frombuffer(self._block, numpy.uint8)
 
     def clear(self, address: int, size: int) -> None:
         """Make whole pages zero and give their memory back to the host."""

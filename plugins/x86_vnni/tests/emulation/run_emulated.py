@@ -3,7 +3,7 @@
     python run_emulated.py [-m MODEL] [-t SECONDS] PROGRAM [ARG...]
     python run_emulated.py --check
 
-Why: to run and check the AVX512-VNNI code on machines whose processor has none. The program's input, output and exit
+Why: to run and check the VNNI and AMX code on machines whose processor has none. The program's input, output and exit
 status pass through; a fault gives 128 + its signal, as in a shell. Exit statuses of the emulator itself, as those of
 timeout(1): 124 time limit, 125 the emulator cannot be had here or failed, 126 not such a program, 127 no program.
 
@@ -21,23 +21,27 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from bochs_cpu import INSTALL, MODELS, STUB_CODE, BochsCpu, EmulatorUnavailable, load_library
+from bochs_cpu import INSTALL, MODELS, RSP, STUB_CODE, BochsCpu, EmulatorUnavailable, load_library
+from descriptor_tables import continue_at, read_frame
 from guest_memory import EXECUTE, READ, STUB, GuestMemory, NotLoadable, build_stack, load_program
 from syscalls import SystemCalls
+
+if TYPE_CHECKING:
+    from amx import TileUnit
 
 TIME_LIMIT, EMULATOR_FAILED, NOT_LOADABLE, NOT_FOUND = 124, 125, 126, 127
 
 _STATUS_OF_SIGNAL = 128
 _INSTRUCTION_BYTES = 16  # shown after a fault
-_PAGE_FAULT = 14
+_INVALID_OPCODE, _PAGE_FAULT = 6, 14
 # Exceptions of the processor: what Linux makes of them.
 _FAULTS = {
     0: ("division error", signal.SIGFPE),
     1: ("debug exception", signal.SIGTRAP),
     3: ("breakpoint", signal.SIGTRAP),
-    6: ("illegal instruction", signal.SIGILL),
+    _INVALID_OPCODE: ("illegal instruction", signal.SIGILL),
     13: ("general protection fault", signal.SIGSEGV),
     _PAGE_FAULT: ("page fault", signal.SIGSEGV),
     16: ("x87 error", signal.SIGFPE),
@@ -63,6 +67,15 @@ def prepare(shim_folder: Path | None) -> tuple[ctypes.CDLL, GuestMemory]:
         raise EmulatorUnavailable(f"no address space for the guest's memory: {error.strerror}") from None
 
 
+def tile_unit(memory: GuestMemory) -> TileUnit:
+    """AMX, or EmulatorUnavailable."""
+    try:
+        from amx import TileUnit
+    except ImportError as error:
+        raise EmulatorUnavailable(f"emulating AMX needs numpy ({error}): pip install numpy") from None
+    return TileUnit(memory)
+
+
 class Run:
     """One program on one processor."""
 
@@ -76,10 +89,11 @@ class Run:
         self._stack = build_stack(memory, self._program, [str(program), *arguments])
         self._cpu = BochsCpu(library, MODELS[model], memory)
         self._calls = SystemCalls(self._cpu, memory, self._program, end)
+        self._tiles = tile_unit(memory) if MODELS[model].amx else None
 
     def go(self) -> NoReturn:
         """Run until the program or its time ends."""
-        self._cpu.run(self._program.entry, self._stack, self._system_call, self._fault)
+        self._cpu.run(self._program.entry, self._stack, self._system_call, self._fault, self._invalid_opcode)
         end(EMULATOR_FAILED, f"the processor stopped at {self._cpu.instruction_pointer:#x}")
 
     def _system_call(self) -> None:
@@ -89,15 +103,45 @@ class Run:
             traceback.print_exc()
             end(EMULATOR_FAILED, "internal error in a system call")
 
+    def _invalid_opcode(self) -> None:
+        try:
+            self._do_for_the_processor()
+        except BaseException:
+            traceback.print_exc()
+            end(EMULATOR_FAILED, "internal error in an emulated instruction")
+
+    def _do_for_the_processor(self) -> None:
+        """Execute the AMX instruction that raised invalid opcode, and go on behind it."""
+        from amx import CpuException, decode
+
+        assert self._tiles is not None
+        handler_stack = self._cpu.read(RSP)
+        frame = read_frame(self._memory, handler_stack)
+        address = frame.instruction_pointer
+        instruction = decode(self._memory.read(address, _INSTRUCTION_BYTES))
+        if instruction is None:
+            self._report(_INVALID_OPCODE, f"at {address:#x}", address)
+        following = address + instruction.length
+
+        def register(number: int) -> int:
+            return frame.stack_pointer if number == RSP else self._cpu.read(number)
+
+        try:
+            self._tiles.execute(instruction, register, following)
+        except CpuException as exception:
+            touched = f"for address {exception.address:#x} " if exception.address is not None else ""
+            self._report(exception.vector, f"{touched}({exception.why}) at {address:#x}", address)
+        continue_at(self._memory, handler_stack, following)
+
     def _fault(self, vector: int, code: int) -> None:
-        what, number = _FAULTS.get(vector, (f"exception {vector}", signal.SIGSEGV))
         address = self._cpu.instruction_pointer  # already past the instruction, when its length was known
+        touched = f"for address {self._cpu.fault_address:#x} " if vector == _PAGE_FAULT else ""
+        self._report(vector, f"{touched}(code {code:#x}) at or just before {address:#x}", address)
+
+    def _report(self, vector: int, where: str, address: int) -> NoReturn:
+        what, number = _FAULTS.get(vector, (f"exception {vector}", signal.SIGSEGV))
         bytes_there = self._memory.read(address, _INSTRUCTION_BYTES).hex()
-        touched = f" for address {self._cpu.fault_address:#x}" if vector == _PAGE_FAULT else ""
-        end(
-            _STATUS_OF_SIGNAL + number,
-            f"{what}{touched} (code {code:#x}) at or just before {address:#x}, where the bytes are {bytes_there}",
-        )
+        end(_STATUS_OF_SIGNAL + number, f"{what} {where}, where the bytes are {bytes_there}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
