@@ -12,28 +12,60 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 # What the numerics contract forbids everywhere: fused multiply-add, approximations, conversions that flush denormals.
 FORBIDDEN = re.compile(
     r"^v?(fmadd|fmsub|fnmadd|fnmsub|fmaddsub|fmsubadd|rcp\w*ps|rcpss|rsqrt|rcp14|rsqrt14|rcp28|rsqrt28|exp2p|"
     r"cvtne2?ps2bf16|cvtneps2bf16|dpbf16ps|pmaddubsw)"
 )
-AVX512_ONLY = re.compile(r"%zmm|%[xyz]mm(1[6-9]|2\d|3[01])\b|%k[0-7]\b|\{(evex|[zu]|1to\d+)\}")
 AVX = re.compile(r"%[yz]mm|%k[0-7]\b")
-BEYOND_AVX512_VNNI = re.compile(r"^(tdp|tile|ldtilecfg|sttilecfg|vp2intersect)|^v\w+ph\b|^vdpbf16")
+OPMASK = re.compile(r"%k[0-7]\b")
+BEYOND_AVX512_VNNI = re.compile(
+    r"^(tdp|tile|ldtilecfg|sttilecfg|t2rpntlvw|vp2intersect)|^v\w+ph\b|^vdpbf16|^vpdpb(ss|su|uu)"
+)
+TILES = re.compile(r"^(ldtilecfg|tilezero|tileloadd|tilestored|tilerelease|tdpbsud)$")
 ALLOWED_LIBRARIES = re.compile(r"^(libc\.so|libm\.so|libgcc_s\.so|ld-linux|libc\.musl)")
 
-# object's stem: (is this instruction foreign to it?, the only symbols that it may define for others)
+
+class Instruction(NamedTuple):
+    """One line of a disassembly; ``evex`` where it is encoded as AVX-512 is."""
+
+    name: str
+    operands: str
+    evex: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.operands}".strip()
+
+
+def _beyond_baseline(i: Instruction) -> bool:
+    return i.name.startswith("v") or bool(AVX.search(i.operands))
+
+
+def _beyond_avx2(i: Instruction) -> bool:
+    return i.evex or bool(OPMASK.search(i.operands)) or i.name.startswith("vpdp")
+
+
+def _beyond_avx_vnni(i: Instruction) -> bool:
+    return _beyond_avx2(i) and (i.name != "vpdpbusd" or i.evex)
+
+
+def _beyond_avx512_vnni(i: Instruction) -> bool:
+    return bool(BEYOND_AVX512_VNNI.search(i.name))
+
+
+def _beyond_amx_int8(i: Instruction) -> bool:
+    return not TILES.search(i.name) and _beyond_avx512_vnni(i)
+
+
+# object's stem: is this instruction foreign to it? A tier also has to contain what it is named after.
 UNITS = {
-    "dispatcher": (lambda name, operands: name.startswith("v") or AVX.search(operands), r"int8moe_"),
-    "tier_avx2": (
-        lambda name, operands: AVX512_ONLY.search(operands) or name.startswith("vpdp"),
-        r"int8moe_tier_avx2$",
-    ),
-    "tier_avx512_vnni": (
-        lambda name, operands: BEYOND_AVX512_VNNI.search(name),
-        r"int8moe_tier_avx512_vnni$",
-    ),
+    "dispatcher": (_beyond_baseline, None),
+    "tier_avx2": (_beyond_avx2, "vpmaddwd"),
+    "tier_avx_vnni": (_beyond_avx_vnni, "vpdpbusd"),
+    "tier_avx512_vnni": (_beyond_avx512_vnni, "vpdpbusd"),
+    "tier_amx_int8": (_beyond_amx_int8, "tdpbsud"),
 }
 
 
@@ -41,33 +73,37 @@ def _run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _instructions(path: Path) -> Iterator[tuple[str, str]]:
-    for line in _run("objdump", "-d", "--no-show-raw-insn", str(path)).splitlines():
-        match = re.match(
-            r"\s*[0-9a-f]+:\t(?:\{\w+\}\s+)?(?:(?:lock|rep\w*|data16|cs|bnd|notrack)\s+)*(\S+)\s*(.*)", line
-        )
-        if match:
-            yield match[1], match[2]
+def _instructions(path: Path) -> Iterator[Instruction]:
+    prefixes = r"(?:\{\w+\}\s+)?(?:(?:lock|rep\w*|data16|cs|bnd|notrack)\s+)*"
+    line_form = re.compile(rf"\s*[0-9a-f]+:\t((?:[0-9a-f]{{2}} )+)\s*\t{prefixes}(\S+)\s*(.*)")
+    for line in _run("objdump", "-d", "--insn-width=16", str(path)).splitlines():
+        if match := line_form.match(line):
+            yield Instruction(
+                match[2], match[3], evex=match[1].startswith("62 ")
+            )  # in 64-bit code nothing else begins so
 
 
 def check_object(path: Path, stem: str) -> Iterator[str]:
     """Faults of one object file."""
-    foreign, own = UNITS[stem]
+    foreign, wanted = UNITS[stem]
+    own = rf"int8moe_{stem}$" if stem.startswith("tier_") else r"int8moe_"  # what it may define for others
     for line in _run("nm", str(path)).splitlines():
         kind, name = line.split()[-2:]
         if kind in "wWvVu":
             yield f"{path.name}: weak or unique symbol {name}: the linker could merge it with another tier's"
         elif kind.isupper() and kind != "U" and not re.match(own, name):
             yield f"{path.name}: defines {name} for other units"
-    count = 0
-    for name, operands in _instructions(path):
-        count += 1
-        if FORBIDDEN.match(name):
-            yield f"{path.name}: {name} {operands}: the numerics contract forbids it"
-        if foreign(name, operands):
-            yield f"{path.name}: {name} {operands}: not an instruction of this unit's set"
-    if not count:
+    seen = set()
+    for instruction in _instructions(path):
+        seen.add(instruction.name)
+        if FORBIDDEN.match(instruction.name):
+            yield f"{path.name}: {instruction}: the numerics contract forbids it"
+        if foreign(instruction):
+            yield f"{path.name}: {instruction}: not an instruction of this unit's set"
+    if not seen:
         yield f"{path.name}: no instructions found; is it an LTO object?"
+    elif wanted is not None and wanted not in seen:
+        yield f"{path.name}: has no {wanted}"
 
 
 def check_library(path: Path) -> Iterator[str]:

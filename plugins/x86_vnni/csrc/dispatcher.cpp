@@ -18,10 +18,22 @@
 
 #include "layout.h"
 
+// Weakest first. CMakeLists.txt defines a macro for each tier that this compiler can build.
 extern "C" {
 extern const int8moe_tier int8moe_tier_avx2;
+extern const int8moe_tier int8moe_tier_avx_vnni;
 extern const int8moe_tier int8moe_tier_avx512_vnni;
-static const int8moe_tier* const int8moe_tiers[] = {&int8moe_tier_avx2, &int8moe_tier_avx512_vnni};
+extern const int8moe_tier int8moe_tier_amx_int8;
+static const int8moe_tier* const int8moe_tiers[] = {
+    &int8moe_tier_avx2,
+#if INT8MOE_TIER_avx_vnni
+    &int8moe_tier_avx_vnni,
+#endif
+    &int8moe_tier_avx512_vnni,
+#if INT8MOE_TIER_amx_int8
+    &int8moe_tier_amx_int8,
+#endif
+};
 static const int32_t int8moe_tiers_count = sizeof int8moe_tiers / sizeof int8moe_tiers[0];
 }
 

@@ -45,6 +45,7 @@ struct Avx2Kernel {
   static constexpr int kRows = 6;
   static constexpr int kPanels = 4;
   static constexpr int64_t kRowBytes = 2;
+  static constexpr bool kSortedRows = false;
   static constexpr int64_t kNear = 384;  // bytes to fetch ahead in each of several streams of weights,
   static constexpr int64_t kFar = 4096;  // and in a single one
 

@@ -78,7 +78,7 @@ def test_shapes_off_the_grid(kernel, hidden: int, inner: int) -> None:
     check(kernel, make_layer(kernel, config), *inputs(config, 5))
 
 
-@pytest.mark.parametrize("tokens", range(20))
+@pytest.mark.parametrize("tokens", [*range(20), 31, 32, 33, 35, 36, 48, 65])
 def test_every_remainder_of_the_row_tiles(kernel, tokens: int) -> None:
     config = MoEConfig(num_experts=1, top_k=1, hidden_size=64, intermediate_size=32)
     layer = make_layer(kernel, config)

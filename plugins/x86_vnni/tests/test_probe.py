@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -53,14 +54,55 @@ def test_reasons(facts: CpuFacts, expected: dict[str, str | None]) -> None:
     assert {tier: refusal(tier, facts) for tier in expected} == expected
 
 
+def pretend(monkeypatch, facts: CpuFacts, tiers: tuple[str, ...] = probe.TIERS) -> None:
+    """A processor with these facts, and a library that holds these tiers."""
+    monkeypatch.setattr(probe, "read_cpu", lambda ask_for_amx: facts)
+    monkeypatch.setattr(library, "load_library", lambda: None)
+    monkeypatch.setattr(library, "built_tiers", lambda native: tiers)
+
+
 @pytest.mark.parametrize(("facts", "expected"), EXPECTED)
 def test_kernels_are_listed_with_the_reasons(monkeypatch, facts: CpuFacts, expected: dict[str, str | None]) -> None:
-    monkeypatch.setattr(probe, "read_cpu", lambda: facts)
+    pretend(monkeypatch, facts)
     specs = {spec.short_name: spec for spec in plugin.register_kernels()}
     assert set(specs) == set(plugin.isa_ladder)
     for tier, spec in specs.items():
         if tier in expected:
             assert spec.unavailable == expected[tier]
+
+
+@pytest.mark.parametrize("permission", [0, errno.EPERM, errno.ENOSPC])
+def test_the_permission_for_amx_is_asked_for(monkeypatch, permission: int) -> None:
+    """The kernel is judged by the answer, which a processor gives only when it is asked."""
+
+    def read_cpu(ask_for_amx: bool = False) -> CpuFacts:
+        return ALL._replace(amx_permission=permission if ask_for_amx else None)
+
+    pretend(monkeypatch, ALL)
+    monkeypatch.setattr(probe, "read_cpu", read_cpu)
+    reasons = {spec.short_name: spec.unavailable for spec in plugin.register_kernels()}
+    refused = f"AMX permission refused ({os.strerror(permission)})" if permission else None
+    assert reasons == {"avx2": None, "avx_vnni": None, "avx512_vnni": None, "amx_int8": refused}
+
+
+def test_a_tier_that_the_compiler_could_not_build(monkeypatch, native) -> None:
+    pretend(monkeypatch, ALL, tiers=("avx2", "avx512_vnni"))
+    reasons = {spec.short_name: spec.unavailable for spec in plugin.register_kernels()}
+    assert reasons == {"avx2": None, "avx512_vnni": None, "avx_vnni": library.NOT_BUILT, "amx_int8": library.NOT_BUILT}
+    assert library.NOT_BUILT.startswith("this install was built without it: its compiler was too old; reinstall")
+    with pytest.raises(library.LibraryUnavailable, match="has no tier amx_int8: this install was built without it"):
+        library.tier_index(native, "amx_int8")
+    assert library.tier_index(native, "avx512_vnni") == 1
+    pretend(monkeypatch, AVX2_ONLY, tiers=("avx2",))
+    reasons = {spec.short_name: spec.unavailable for spec in plugin.register_kernels()}
+    assert reasons["amx_int8"] == "the CPU has no AMX-INT8", "what the machine lacks comes first"
+
+
+def test_the_library_holds_tiers_of_the_ladder(native) -> None:
+    built = library.built_tiers(native)
+    assert {"avx2", "avx512_vnni"} <= set(built)
+    assert built == tuple(tier for tier in plugin.isa_ladder if tier in built)
+    assert plugin.isa_ladder == probe.TIERS
 
 
 def test_unknown_tier_names_the_known_ones() -> None:
@@ -122,7 +164,7 @@ def test_plugin_imports_no_torch() -> None:
 @pytest.mark.parametrize(("facts", "expected"), EXPECTED)
 def test_selection_takes_the_next_usable_kernel(monkeypatch, facts: CpuFacts, expected: dict[str, str | None]) -> None:
     """A reason for each kernel that is rejected, and the process never dies."""
-    monkeypatch.setattr(probe, "read_cpu", lambda: facts)
+    pretend(monkeypatch, facts)
     words = {name for spec in plugin.register_kernels() for name in spec.isa[0]}
     host = HostInfo(machine="x86_64", system="Linux", features=frozenset(words))
     specs = (*plugin.register_kernels(), *reference_provider.register_kernels())

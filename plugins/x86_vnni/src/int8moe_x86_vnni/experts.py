@@ -290,7 +290,19 @@ class Avx2Experts(X86Experts):
     tier = "avx2"
 
 
+class AvxVnniExperts(X86Experts):
+    """``x86_vnni.avx_vnni``."""
+
+    tier = "avx_vnni"
+
+
 class Avx512VnniExperts(X86Experts):
     """``x86_vnni.avx512_vnni``."""
 
     tier = "avx512_vnni"
+
+
+class AmxInt8Experts(X86Experts):
+    """``x86_vnni.amx_int8``; the permission for AMX is asked for where the kernel is declared, in plugin.py."""
+
+    tier = "amx_int8"

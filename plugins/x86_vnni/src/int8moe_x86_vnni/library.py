@@ -118,12 +118,23 @@ def _declare(library: ctypes.CDLL) -> None:
         function.restype, function.argtypes = result, arguments
 
 
+NOT_BUILT = (
+    "this install was built without it: its compiler was too old; "
+    "reinstall int8moe-x86-vnni with gcc 11, clang 12 or newer"
+)
+
+
+def built_tiers(library: ctypes.CDLL) -> tuple[str, ...]:
+    """The tiers that the library holds, in the order of its table."""
+    return tuple(library.int8moe_tier_name(index).decode() for index in range(library.int8moe_tier_count()))
+
+
 def tier_index(library: ctypes.CDLL, tier: str) -> int:
     """Position of a tier in the library's table."""
-    for index in range(library.int8moe_tier_count()):
-        if library.int8moe_tier_name(index).decode() == tier:
-            return index
-    raise LibraryUnavailable(f"{LIBRARY_NAME} has no tier {tier}; reinstall int8moe-x86-vnni")
+    tiers = built_tiers(library)
+    if tier not in tiers:
+        raise LibraryUnavailable(f"{LIBRARY_NAME} has no tier {tier}: {NOT_BUILT}")
+    return tiers.index(tier)
 
 
 def check(library: ctypes.CDLL, status: int, what: str) -> None:

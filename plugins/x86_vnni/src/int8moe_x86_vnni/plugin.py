@@ -5,30 +5,38 @@ from __future__ import annotations
 from int8moe.contracts import ACTIVATIONS, HIDDEN_DTYPES, KernelSpec, Numerics
 from int8moe.hookspecs import hookimpl
 
-from . import probe
-from .library import LAYOUT_NAME, NUMERICS_VERSION, LibraryUnavailable
+from . import library, probe
 
-isa_ladder = ("avx2", "avx512_vnni")
+isa_ladder = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8")
+
+_AVX512_VNNI = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni")
 
 # tier: (words of /proc/cpuinfo, priority, class in experts.py)
 _TIERS = {
     "avx2": (("avx2",), 40, "Avx2Experts"),
-    "avx512_vnni": (("avx512f", "avx512bw", "avx512vl", "avx512_vnni"), 60, "Avx512VnniExperts"),
+    "avx_vnni": (("avx2", "avx_vnni"), 50, "AvxVnniExperts"),
+    "avx512_vnni": (_AVX512_VNNI, 60, "Avx512VnniExperts"),
+    "amx_int8": ((*_AVX512_VNNI, "amx_tile", "amx_int8"), 75, "AmxInt8Experts"),
 }
 
 
 def _reasons() -> dict[str, str | None]:
-    """Why each tier cannot run here; None where it can."""
+    """Why each tier cannot run here; None where it can.
+
+    Linux grants the use of AMX to a process that asks, and to its threads; where the processor has it, this asks.
+    """
     try:
-        facts = probe.read_cpu()
-    except LibraryUnavailable as error:
+        native = library.load_library()
+        facts = probe.read_cpu(ask_for_amx=True)
+    except library.LibraryUnavailable as error:
         return dict.fromkeys(_TIERS, str(error))
-    return {tier: probe.refusal(tier, facts) for tier in _TIERS}
+    built = library.built_tiers(native)
+    return {tier: probe.refusal(tier, facts) or (None if tier in built else library.NOT_BUILT) for tier in _TIERS}
 
 
 @hookimpl
 def register_kernels() -> list[KernelSpec]:
-    """Declare ``x86_vnni.avx2`` and ``x86_vnni.avx512_vnni``; on another machine as unavailable, with the reason."""
+    """Declare every tier as a kernel ``x86_vnni.<tier>``; one that cannot run here as unavailable, with the reason."""
     reasons = _reasons()
     return [
         KernelSpec(
@@ -40,8 +48,8 @@ def register_kernels() -> list[KernelSpec]:
             activations=ACTIVATIONS,
             dtypes=HIDDEN_DTYPES,
             features=("bias", "no_gate", "expert_map", "apply_router_weight_on_input"),
-            layout=LAYOUT_NAME,
-            numerics=Numerics.bitwise(version=NUMERICS_VERSION),
+            layout=library.LAYOUT_NAME,
+            numerics=Numerics.bitwise(version=library.NUMERICS_VERSION),
             priority=priority,
             unavailable=reasons[tier],
         )

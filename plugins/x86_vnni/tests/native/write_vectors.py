@@ -178,8 +178,19 @@ def cases() -> Iterator[Case]:
         yield Case(f"{label} weight on input", 6, 1, 3, 96, 16, dtype=dtype, on_input=True, special=True)
         yield Case(f"{label} rows", 11, 1, 3, 50, 40, dtype=dtype, rows="float", bias=True)
     yield Case("rows int8", 13, 1, 4, 130, 20, rows="int8", ids_dtype=torch.int32)
-    for tokens in (1, 2, 4, 5, 6, 13, 17):  # every remainder of the row tiles
+    for tokens in (*range(1, 8), 13, 15, 16, 17, 18, 31, 32, 33, 35, 36, 48, 49, 65):  # around the row tiles
         yield Case(f"one expert, {tokens} rows", tokens, 1, 1, 64, 64, ids=[[0]] * tokens, extreme=True)
+        yield Case(f"one expert, {tokens} rows, padded", tokens, 1, 1, 100, 72, ids=[[0]] * tokens, bias=True)
+    for name, activation, hidden, inner in (
+        ("gated", "silu", 70, 40), ("not gated", "gelu_no_mul", 150, 48), ("deep", "silu", 520, 32),
+    ):  # fmt: skip
+        crowds = [expert for expert, rows in enumerate((3, 40, 0, 16, 1, 33, 5)) for _ in range(rows)]
+        order = torch.randperm(len(crowds), generator=torch.Generator().manual_seed(len(name))).tolist()
+        ids = [[crowds[i]] for i in order]
+        yield Case(f"crowds, {name}", len(ids), 1, 7, hidden, inner, activation=activation, ids=ids, dtype=BF16)
+    yield Case("crowds, two slots", 90, 2, 3, 70, 40, mapped=True, dtype=F16, special=True)
+    yield Case("crowds, rows", 99, 1, 3, 70, 40, rows="float", bias=True)
+    yield Case("crowds, rows int8", 99, 1, 3, 130, 40, rows="int8")
     for hidden, inner in ((1, 1), (3, 16), (17, 15), (48, 1), (64, 31), (63, 65), (129, 127), (260, 80)):
         yield Case(f"shape {hidden} x {inner}", 4, 2, 2, hidden, inner, activation="swigluoai", swiglu=(1.0, 0.5))
         yield Case(f"shape {hidden} x {inner} no gate", 3, 1, 2, hidden, inner, activation="relu2_no_mul")

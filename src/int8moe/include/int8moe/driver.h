@@ -2,7 +2,7 @@
 //
 // Per chunk of tokens (all of them, unless scratch memory would pass its bound):
 //   0  sort (token, slot) by expert                                     routing.h, serial
-//   1  quantise token rows                                              quantize.h
+//   1  quantise token rows, once each; for a MicroKernel that wants sorted rows, into each of its experts' rows
 //   2  GEMM1 over (expert, block of columns): gate and up panels side by side, dequantise, activate, fp32 h
 //   3  quantise the rows of h
 //   4  GEMM2 over blocks of output columns, each through *all* experts in ascending global id, summed per token
@@ -44,6 +44,7 @@ class Driver {
   static constexpr int kPanels = Kernel::kPanels;
   static constexpr int kRows = Kernel::kRows;
   static constexpr int kBlock = kPanels * kColumns;
+  static constexpr int64_t kSpareRows = Kernel::kSortedRows ? kRows - 1 : 0;
   static_assert(kColumns % kLanes == 0 && kPanels % 2 == 0, "whole vectors per panel, gate and up in pairs");
 
  public:
@@ -131,12 +132,13 @@ class Driver {
     cursor_ = arena.take<int64_t>(by_rows ? 0 : experts);
     row_token_ = arena.take<int32_t>(by_rows ? 0 : rows);
     row_weight_ = arena.take<float>(by_rows ? 0 : rows);
+    slot_row_ = arena.take<int32_t>(Kernel::kSortedRows && !by_rows ? rows : 0);
     scale1_ = arena.take<RowScale>(tokens);
     scale2_ = arena.take<RowScale>(rows);
     wide_ = arena.take<float>(depth1_ * workers_);
     sums_ = arena.take<float>(by_rows ? 0 : tokens * kBlock * workers_);
-    q1_ = arena.take<uint8_t>(tokens * stride1_);
-    q2_ = arena.take<uint8_t>(rows * stride2_);
+    q1_ = arena.take<uint8_t>(((Kernel::kSortedRows ? rows : tokens) + kSpareRows) * stride1_);
+    q2_ = arena.take<uint8_t>((rows + kSpareRows) * stride2_);
     h_ = arena.take<float>(rows * depth2_);
     return arena.used();
   }
@@ -165,7 +167,7 @@ class Driver {
         rows_call_ != nullptr
             ? slice_of_counts()
             : route(slots_, weights_, layer_->router_weight_on_input != 0, token0_, tokens_, cursor_, active_,
-                    row_token_, row_weight_);
+                    row_token_, row_weight_, Kernel::kSortedRows ? slot_row_ : nullptr);
     entries_ = routed.entries;
     rows_ = routed.rows;
     const int64_t products = rows_ * hidden_ * inner_;
@@ -215,13 +217,33 @@ class Driver {
     Driver& d = *static_cast<Driver*>(context);
     const int64_t first = task * d.rows_per_task_;
     const int64_t last = first + d.rows_per_task_ < d.tokens_ ? first + d.rows_per_task_ : d.tokens_;
-    for (int64_t token = first; token < last; ++token) d.quantize_token(token, d.wide_ + worker * d.depth1_);
+    for (int64_t token = first; token < last; ++token) {
+      float* const wide = d.wide_ + worker * d.depth1_;
+      if (Kernel::kSortedRows && d.rows_call_ == nullptr)
+        d.quantize_into_slots(token, wide);
+      else
+        d.quantize_token(token, d.q1_ + token * d.stride1_, wide);
+    }
   }
 
-  void quantize_token(int64_t token, float* wide) {
+  // Into the token's first row, and from there into its others.
+  void quantize_into_slots(int64_t token, float* wide) {
+    const uint8_t* first = nullptr;
+    for (const int32_t* row = slot_row_ + token * top_k_; row != slot_row_ + (token + 1) * top_k_; ++row) {
+      if (*row < 0) continue;
+      uint8_t* const prepared = q1_ + *row * stride1_;
+      if (first != nullptr) {
+        __builtin_memcpy(prepared, first, static_cast<size_t>(depth1_ * Kernel::kRowBytes));
+        continue;
+      }
+      quantize_token(token, prepared, wide);
+      first = prepared;
+    }
+  }
+
+  void quantize_token(int64_t token, uint8_t* prepared, float* wide) {
     const int64_t source = token0_ + token;
     const void* row = static_cast<const char*>(x_) + source * x_row_stride_ * dtype_bytes(x_dtype_);
-    uint8_t* prepared = q1_ + token * stride1_;
     if (x_dtype_ == INT8MOE_I8) {
       const int32_t compensation = prepare_int8_row<Kernel>(static_cast<const int8_t*>(row), x_column_stride_,
                                                             hidden_, depth1_, prepared);
@@ -310,9 +332,10 @@ class Driver {
     block.next_offset = distance(block.panel[0], w13_panel(next, 0, 0));
     block.panels = group * (kGated ? 2 : 1);
     block.depth = depth1_;
-    block.rows_base = rows_call_ == nullptr ? q1_ : q1_ + expert.first * stride1_;
+    const bool sorted = Kernel::kSortedRows || rows_call_ != nullptr;
+    block.rows_base = sorted ? q1_ + expert.first * stride1_ : q1_;
     block.row_stride = stride1_;
-    block.row_index = rows_call_ == nullptr ? row_token_ + expert.first : nullptr;
+    block.row_index = sorted ? nullptr : row_token_ + expert.first;
     block.rows = expert.rows;
 
     const int64_t padding = panel0 + group == panels1_ ? depth2_ - panels1_ * kColumns : 0;
@@ -421,6 +444,7 @@ class Driver {
   ActiveExpert* active_ = nullptr;
   int64_t* cursor_ = nullptr;
   int32_t* row_token_ = nullptr;
+  int32_t* slot_row_ = nullptr;
   float* row_weight_ = nullptr;
   RowScale *scale1_ = nullptr, *scale2_ = nullptr;
   uint8_t *q1_ = nullptr, *q2_ = nullptr;

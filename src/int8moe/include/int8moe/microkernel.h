@@ -5,6 +5,9 @@
 //     static constexpr int kRows = 4;            // most rows of one tile
 //     static constexpr int kPanels = 4;          // panels given to one gemm call, even
 //     static constexpr int64_t kRowBytes = 1;    // bytes that a prepared activation takes per depth
+//     static constexpr bool kSortedRows = false; // whether gemm wants the rows of an expert one after another: then
+//                                                // row_index is null, and kRows - 1 rows beyond the last are readable
+//                                                // (with any contents), so that a tile may be loaded whole
 //
 //     // Writes 64 quantised activations, depth k0 .. k0 + 63, into a prepared row.
 //     static void prepare(const int8_t q[64], uint8_t* row, int64_t k0);

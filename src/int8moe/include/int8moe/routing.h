@@ -66,10 +66,11 @@ struct Routed {
 };
 
 // For tokens [token0, token0 + tokens): fills `active`, and for each row its token (relative to token0) and
-// weight. `cursor` has num_experts entries. With unit_weights every weight is 1.
+// weight. `cursor` has num_experts entries. With unit_weights every weight is 1. Where `slot_row` is given, it gets
+// for each (token, slot) its row, or -1.
 inline Routed route(const Slots& slots, const RouterWeights& weights, bool unit_weights, int64_t token0,
                     int64_t tokens, int64_t* cursor, ActiveExpert* active, int32_t* row_token,
-                    float* row_weight) {
+                    float* row_weight, int32_t* slot_row) {
   __builtin_memset(cursor, 0, static_cast<size_t>(slots.num_experts) * sizeof *cursor);
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t slot = 0; slot < slots.top_k; ++slot) {
@@ -87,8 +88,9 @@ inline Routed route(const Slots& slots, const RouterWeights& weights, bool unit_
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t slot = 0; slot < slots.top_k; ++slot) {
       const int64_t id = slots.expert(token0 + token, slot);
-      if (id < 0) continue;
-      const int64_t row = cursor[id]++;
+      const int64_t row = id < 0 ? -1 : cursor[id]++;
+      if (slot_row != nullptr) slot_row[token * slots.top_k + slot] = static_cast<int32_t>(row);
+      if (row < 0) continue;
       row_token[row] = static_cast<int32_t>(token);
       row_weight[row] = unit_weights ? 1.0f : weights.at(token0 + token, slot);
     }
