@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import emulated
@@ -31,6 +32,22 @@ int main() {
   facts.struct_bytes = sizeof facts;
   if (int8moe_x86_probe(&facts, 1) != INT8MOE_OK) return 1;
   for (unsigned long i = 0; i < sizeof facts; ++i) printf("%02x", reinterpret_cast<unsigned char*>(&facts)[i]);
+  return 0;
+}
+"""
+
+# Products of 1 and 3 rounds of the fastest loop, and what reading a buffer with one odd byte finds.
+PRINT_LIMITS = """
+#include <stdio.h>
+#include <string.h>
+#include <int8moe/abi.h>
+static unsigned char buffer[1000];
+int main(int, char** argv) {
+  int tier = 0;
+  while (strcmp(int8moe_tier_name(tier), argv[1]) != 0) ++tier;
+  buffer[999] = 7;
+  const long long once = int8moe_run_peak(tier, 1, 1), thrice = int8moe_run_peak(tier, 1, 3);
+  printf("%lld %lld %d\\n", once, thrice, int8moe_read_memory(tier, 1, buffer, sizeof buffer));
   return 0;
 }
 """
@@ -67,7 +84,9 @@ class Build:
         common = self._find(r"target_compile_options\(int8moe_objects PRIVATE\s([^)]*)\)", recipe).split()
         common += [f"-DINT8MOE_TIER_{tier}=1" for tier in self.tiers]
         units = {"dispatcher": [], **{f"tier_{tier}": flags[tier] for tier in self.tiers}}
-        self.objects = [self.compile(PLUGIN / f"csrc/{unit}.cpp", *common, *own) for unit, own in units.items()]
+        with ThreadPoolExecutor() as pool:
+            compiled = [pool.submit(self.compile, PLUGIN / f"csrc/{u}.cpp", *common, *own) for u, own in units.items()]
+        self.objects = [unit.result() for unit in compiled]
 
     @staticmethod
     def _find(pattern: str, text: str) -> str:
@@ -124,6 +143,13 @@ def vectors(build: Build) -> Path:
 def print_probe(build: Build) -> Path:
     source = build.folder / "print_probe.cpp"
     source.write_text(PRINT_PROBE)
+    return build.program(source)
+
+
+@pytest.fixture(scope="module")
+def print_limits(build: Build) -> Path:
+    source = build.folder / "print_limits.cpp"
+    source.write_text(PRINT_LIMITS)
     return build.program(source)
 
 
@@ -187,6 +213,20 @@ def test_amx_is_left_alone_where_an_expert_has_few_rows(build: Build, check_vect
     assert few.stdout.count("ok ") == 2
     more = run_emulated(check_vectors, vectors, "amx_int8", "one expert, 4 rows", model="sapphirerapids")
     assert more.returncode == emulated.ILLEGAL_INSTRUCTION
+
+
+@pytest.mark.parametrize(
+    ("model", "tier"),
+    [("haswell", "avx2"), ("arrowlake", "avx_vnni"), ("icelake", "avx512_vnni"), ("sapphirerapids-amx", "amx_int8")],
+)
+def test_limits_can_be_measured(build: Build, print_limits: Path, model: str, tier: str):
+    build.require(tier)
+    run = run_emulated(print_limits, tier, model=model, timeout=60)
+    assert run.returncode == 0, run.stderr
+    once, thrice, found = map(int, run.stdout.split())
+    assert once > 0
+    assert thrice == 3 * once
+    assert found == 7
 
 
 @pytest.mark.parametrize("model", REFUSALS)
