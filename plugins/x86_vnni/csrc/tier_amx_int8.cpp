@@ -6,7 +6,7 @@
 // | _tile_dpbsud     | tdpbsud tmm, tmm, tmm        | 52, 16: 16 x 16 x 64 products                      |
 // | _tile_loadd      | tileloadd tmm, [base+stride] | 16 loads of a line on two ports: 8 cycles from L1  |
 // | _tile_stored     | tilestored [base+stride], tmm| 16 stores                                          |
-// | _tile_loadconfig | ldtilecfg m512               | some tens of cycles, clears all tiles              |
+// | _tile_loadconfig | ldtilecfg m512               | clears all tiles; slow, so once a call             |
 // | _tile_release    | tilerelease                  | the thread's tile state is then free to save       |
 //
 // Layout: 16 panel steps of 64 bytes, 1 KiB one after another, are the B tile of 64 depths (unsigned); the A tile
@@ -19,10 +19,10 @@
 // Blocking: 32 rows x 32 columns, 2 A + 2 B + 4 C = all 8 tiles. Per 64 depths 4 loads (32 cycles of the load ports)
 // serve 4 products (64 cycles), and 4 C tiles are as many chains as the latency needs (52 < 4 * 16). Up to 16 rows,
 // 1 A x 4 B keeps the 4 chains. There is one configuration, whole tiles: rows beyond an expert's last are the next
-// expert's, or spare ones, and what they give is never read. A tile of fewer rows would save a fifth of the time at 4.
+// expert's, or spare ones, and what they give is never read. A tile of 4 rows would save about a sixth of the time.
 //
 // Rows: up to 3 go to vpdpbusd. A product costs the same for 1 as for 16 rows, R rows use R / 16 of its 6 to 7 times
-// higher peak, so that the two break even at 2 to 4 rows; below, both wait for memory, and there VNNI needs no tiles.
+// higher peak, so that the two break even between 2 and 4 rows; below, both wait for memory, and VNNI needs no tiles.
 // That is decided for each block of rows: 33 rows are one block of tiles and one row of VNNI.
 //
 // Caches: at K = 2048 two panels are 64 KiB and 32 rows are 64 KiB, so neither stays in 48 KiB of L1, and no blocking
@@ -73,6 +73,7 @@ struct AmxInt8Kernel {
   // One tile of weights, wherever the next ones are: near ones into L1, those of another expert or block into L2.
   template <bool kNext>
   static INT8MOE_INLINE void prefetch(const uint8_t* weights) {
+    __asm__("" : "+r"(weights));  // one base for 16 addresses, or the compiler keeps each in a register of its own
 #pragma GCC unroll 16
     for (int64_t line = 0; line < kTileBytes; line += 64) {
       const char* const at = reinterpret_cast<const char*>(weights) + line;
@@ -174,12 +175,14 @@ struct AmxInt8Kernel {
     _tile_zero(3);
     for (int64_t n = 0; n < iterations; ++n)
       for (int64_t at = 0; at < 2 * kSteps * kTileBytes; at += 2 * kTileBytes) {
-        _tile_loadd(4, rows + at, 64);
-        _tile_loadd(6, weights + at, 64);
+        const uint8_t *a = rows + at, *b = weights + at;
+        __asm__("" : "+r"(a), "+r"(b));  // as above
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
         _tile_dpbsud(0, 4, 6);
-        _tile_loadd(7, weights + at + kTileBytes, 64);
+        _tile_loadd(7, b + kTileBytes, 64);
         _tile_dpbsud(1, 4, 7);
-        _tile_loadd(5, rows + at + kTileBytes, 64);
+        _tile_loadd(5, a + kTileBytes, 64);
         _tile_dpbsud(2, 5, 6);
         _tile_dpbsud(3, 5, 7);
       }

@@ -1,10 +1,12 @@
 // Tier avx_vnni: u8 weights x s8 activations on 256-bit registers, for cores that have VNNI but no AVX-512.
 //
-// | intrinsic                 | instruction              | latency, per cycle (Golden Cove / Gracemont) |
-// |---------------------------|--------------------------|----------------------------------------------|
-// | _mm256_dpbusd_avx_epi32   | {vex} vpdpbusd ymm       | 5, 2 / 5, 1 (two halves)                     |
-// | _mm256_loadu_si256        | vmovdqu ymm, m256        | 3 loads per cycle / 1 (two halves, 2 ports)  |
-// | _mm256_set1_epi32 (load)  | vpbroadcastd ymm, m32    | load port                                    |
+// | intrinsic                 | instruction              | latency, per cycle (Golden Cove) |
+// |---------------------------|--------------------------|----------------------------------|
+// | _mm256_dpbusd_avx_epi32   | {vex} vpdpbusd ymm       | 5, 2                             |
+// | _mm256_loadu_si256        | vmovdqu ymm, m256        | load port, of 3                  |
+// | _mm256_set1_epi32 (load)  | vpbroadcastd ymm, m32    | load port                        |
+//
+// Gracemont does each in two halves, with two multipliers and two load ports for halves.
 //
 // Layout: a panel step is 64 bytes, 16 columns x 4 depths, so two ymm of 8 columns each:
 //
@@ -22,9 +24,10 @@
 //        1       4       8  + 1 weight  + 1 broadcast              9 / 8
 //
 // With 6 rows a step takes 6 cycles of Golden Cove's two multipliers, and 8 loads fill less than half of its three
-// load ports; Gracemont is bound by its multipliers, too (12 cycles; at most 10 for loads). 6 x 1 is taken over 3 x 2
-// for many rows since it reads the weights, which come from L2 or memory, half as often. With few rows more panels
+// load ports; Gracemont is bound by its multipliers, too (12 cycles, against 5 to 8 of loads). For many rows 6 x 1 is
+// taken over 3 x 2 since it reads the weights, which come from L2 or memory, half as often. With few rows more panels
 // keep the multipliers busy; these passes are bound by memory: one row reads 256 bytes of weights in 5 cycles.
+// All of this is reasoned; this tier has not run on hardware yet.
 #if !defined(__AVXVNNI__)
 #error "tier_avx_vnni.cpp needs -mavx2 -mavxvnni"
 #endif

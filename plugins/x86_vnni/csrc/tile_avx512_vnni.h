@@ -79,6 +79,7 @@ struct Avx512VnniTile {
 #pragma GCC unroll 4
       for (int p = 0; p < kTilePanels; ++p) {
         w[p] = _mm512_loadu_si512(b[p] + k * 16);
+        __asm__("" : "+v"(w[p]));  // or it would be loaded again for each row
         _mm_prefetch(reinterpret_cast<const char*>(b[p]) + (k * 16 + ahead), _MM_HINT_T0);
       }
 #pragma GCC unroll 6

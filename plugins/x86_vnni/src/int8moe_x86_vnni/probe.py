@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import NamedTuple
 
@@ -109,4 +110,7 @@ def _first(*conditions: tuple[bool, str]) -> str | None:
 
 
 def _errno_text(code: int | None) -> str:
+    # Linux counts the signal frames that AMX enlarges; its own word for this errno speaks of a device.
+    if code == errno.ENOSPC:
+        return "a thread's alternative signal stack is too small for it"
     return os.strerror(code) if code else "not asked"

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from descriptor_tables import INVALID_OPCODE
 from guest_memory import PAGE_BYTES, WRITE, GuestMemory
 
-INVALID_OPCODE, GENERAL_PROTECTION, PAGE_FAULT = 6, 13, 14
+GENERAL_PROTECTION, PAGE_FAULT = 13, 14  # exceptions, with INVALID_OPCODE
 
 TILES, ROWS, ROW_BYTES = 8, 16, 64
 _CONFIG_BYTES = 64

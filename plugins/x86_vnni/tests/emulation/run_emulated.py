@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from bochs_cpu import INSTALL, MODELS, RSP, STUB_CODE, BochsCpu, EmulatorUnavailable, load_library
-from descriptor_tables import continue_at, read_frame
+from descriptor_tables import INVALID_OPCODE, continue_at, read_frame
 from guest_memory import EXECUTE, READ, STUB, GuestMemory, NotLoadable, build_stack, load_program
 from syscalls import SystemCalls
 
@@ -35,13 +35,13 @@ TIME_LIMIT, EMULATOR_FAILED, NOT_LOADABLE, NOT_FOUND = 124, 125, 126, 127
 
 _STATUS_OF_SIGNAL = 128
 _INSTRUCTION_BYTES = 16  # shown after a fault
-_INVALID_OPCODE, _PAGE_FAULT = 6, 14
+_PAGE_FAULT = 14
 # Exceptions of the processor: what Linux makes of them.
 _FAULTS = {
     0: ("division error", signal.SIGFPE),
     1: ("debug exception", signal.SIGTRAP),
     3: ("breakpoint", signal.SIGTRAP),
-    _INVALID_OPCODE: ("illegal instruction", signal.SIGILL),
+    INVALID_OPCODE: ("illegal instruction", signal.SIGILL),
     13: ("general protection fault", signal.SIGSEGV),
     _PAGE_FAULT: ("page fault", signal.SIGSEGV),
     16: ("x87 error", signal.SIGFPE),
@@ -120,7 +120,7 @@ class Run:
         address = frame.instruction_pointer
         instruction = decode(self._memory.read(address, _INSTRUCTION_BYTES))
         if instruction is None:
-            self._report(_INVALID_OPCODE, f"at {address:#x}", address)
+            self._report(INVALID_OPCODE, f"at {address:#x}", address)
         following = address + instruction.length
 
         def register(number: int) -> int:

@@ -188,6 +188,7 @@ def cases() -> Iterator[Case]:
         order = torch.randperm(len(crowds), generator=torch.Generator().manual_seed(len(name))).tolist()
         ids = [[crowds[i]] for i in order]
         yield Case(f"crowds, {name}", len(ids), 1, 7, hidden, inner, activation=activation, ids=ids, dtype=BF16)
+    yield Case("one expert, 520 rows", 520, 1, 1, 20, 16, ids=[[0]] * 520)  # the driver cuts after 512
     yield Case("crowds, two slots", 90, 2, 3, 70, 40, mapped=True, dtype=F16, special=True)
     yield Case("crowds, rows", 99, 1, 3, 70, 40, rows="float", bias=True)
     yield Case("crowds, rows int8", 99, 1, 3, 130, 40, rows="int8")
