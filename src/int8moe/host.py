@@ -132,7 +132,7 @@ def thread_limit() -> int:
 
 @contextlib.contextmanager
 def override_thread_limit(count: int) -> Iterator[None]:
-    """For tests: answer ``count`` from :func:`thread_limit` meanwhile."""
+    """For tests and benchmarks: answer ``count`` from :func:`thread_limit` meanwhile."""
     global _override
     previous, _override = _override, count
     try:

@@ -49,7 +49,7 @@ print(json.dumps([status, sorted({{name.partition('.')[0] for name in sys.module
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["verify", "--help"], ["explain", "--help"], ["doctor", "--help"]]
+    "arguments", [["--help"], *([verb, "--help"] for verb in ("run", "verify", "explain", "bench", "doctor"))]
 )
 def test_help_imports_neither_torch_nor_pydantic(int8moe: Command, arguments: list[str]) -> None:
     assert not {"torch", "pydantic", "rich", "pluggy", "safetensors"} & imported(int8moe, *arguments)

@@ -67,6 +67,12 @@ def test_verify(int8moe: Command, noisy: Path) -> None:
     assert documents(int8moe, noisy, "verify", "acme.fast", "--quick", "--group", "refusals")["passed"]
 
 
+def test_bench(int8moe: Command, noisy: Path) -> None:
+    arguments = ("--shape", "4,2,32,16", "--tokens", "1", "--gigabytes", "1e-6", "--seconds", "0", "--rounds", "7")
+    document = documents(int8moe, noisy, "bench", *arguments, "--kernel", "acme.fast")
+    assert [kernel["kernel"] for kernel in document["kernels"]] == ["acme.fast"]
+
+
 def test_tables(int8moe: Command, noisy: Path) -> None:
     done = int8moe("list-kernels", site=noisy)
     assert done.returncode == 0

@@ -14,7 +14,7 @@ import pytest
 from .conftest import COMMAND, Command
 
 CONFIG = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
-VERBS = ("list-kernels", "explain", "verify", "run", "doctor")
+VERBS = ("list-kernels", "explain", "verify", "run", "bench", "doctor")
 
 
 def test_help_lists_the_verbs(int8moe: Command) -> None:
@@ -55,6 +55,7 @@ def test_version(int8moe: Command) -> None:
         (["run", "--layers", "0-999999999"], "layer number"),
         (["run", "--tokens", "0"], "--tokens"),
         (["doctor", "--time-limit", "0"], "--time-limit"),
+        (["bench", "extra"], "extra"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -135,7 +136,9 @@ def test_closed_streams_are_quiet(int8moe: Command, arguments: str, status: int,
 
 
 @pytest.mark.parametrize(
-    "arguments", [["list-kernels"], ["explain"], ["verify", "reference.torch"], ["run"]], ids=" ".join
+    "arguments",
+    [["list-kernels"], ["explain"], ["verify", "reference.torch"], ["run"], ["bench", "--kernel", "reference.torch"]],
+    ids=" ".join,
 )
 def test_a_plugin_that_is_asked_for_and_absent_is_one_line(int8moe: Command, arguments: list[str]) -> None:
     if arguments == ["explain"]:

@@ -242,17 +242,3 @@ def test_huge_pages_without_a_known_cause_are_a_note(roots: Roots, count: int | 
     if setting:
         set_thp(roots, setting)
     assert worst(huge_pages.check(got(count), roots.proc, roots.sys)).severity == "note"
-
-
-def test_huge_bytes_of_a_buffer(roots: Roots) -> None:
-    smaps = roots.write(
-        "proc/self/smaps",
-        "7f0000000000-7f0000200000 rw-p 00000000 00:00 0 \nRss: 2048 kB\nAnonHugePages:   2048 kB\n"
-        "7f0000200000-7f0000600000 rw-p 00000000 00:00 0 \nAnonHugePages:   4096 kB\n"
-        "7f0000600000-7f0000800000 rw-p 00000000 00:00 0 /some/file\nAnonHugePages:   2048 kB\n",
-    )
-    assert huge_pages.huge_bytes(0x7F0000200000, 4 * MIB, roots.proc) == 4 * MIB
-    assert huge_pages.huge_bytes(0x7F00001FF000, 5 * MIB, roots.proc) == 5 * MIB  # no more than the buffer has
-    assert huge_pages.huge_bytes(0x7E0000000000, MIB, roots.proc) is None
-    smaps.unlink()
-    assert huge_pages.huge_bytes(0x7F0000200000, 4 * MIB, roots.proc) is None

@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "verify": ("verify", "Run the conformance suite on one kernel."),
     "doctor": ("doctor", "What is wrong with this installation and machine, and what mends it."),
     "run": ("run", "Pack and run the MoE layers of a checkpoint, and compare bits with the reference."),
+    "bench": ("bench", "Time one MoE layer against the roofline of this machine."),
 }
 
 

@@ -1,4 +1,4 @@
-"""Progress of packing on stderr: a bar on a terminal, plain lines elsewhere."""
+"""Progress of packing and of measuring on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -78,14 +78,61 @@ class PackingProgress:
         return f"{seconds / self._done * (self._total - self._done):.0f} s left"
 
 
-def _make_bar() -> Progress:
+class MeasuringProgress:
+    """Points of a benchmark that are measured, of all that will be. Drawn between two rounds, as packing is."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._name = ""
+        self._shown = 0.0
+        self._bar = _make_bar(binary=False) if sys.stderr.isatty() else None
+        self._task = self._bar.add_task("", total=total, left="") if self._bar is not None else None
+
+    def __enter__(self) -> MeasuringProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, name: str) -> None:
+        """Start on a point."""
+        self._name = name
+        self._draw(0.0)
+
+    def tick(self, done: float) -> None:
+        """Note which share of the point is done, 0 to 1; drawn on a terminal only."""
+        if time.monotonic() - self._shown >= _SECONDS_BETWEEN_DRAWINGS:
+            self._draw(done)
+
+    def end(self, text: str) -> None:
+        """Finish the point, with what came out."""
+        self._done += 1
+        self._draw(0.0)
+        if self._bar is None:
+            say(f"measured {self._name} ({self._done} of {self._total}): {text}")
+
+    def _draw(self, done: float) -> None:
+        self._shown = time.monotonic()
+        if self._bar is not None and self._task is not None:
+            left = f"{self._done} of {self._total} points"
+            self._bar.update(self._task, completed=self._done + done, description=f"measuring {self._name}", left=left)
+            self._bar.refresh()
+
+
+def _make_bar(*, binary: bool = True) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        DownloadColumn(binary_units=True),
+        *([DownloadColumn(binary_units=True)] if binary else []),
         TextColumn("{task.fields[left]}", markup=False),
         console=Console(stderr=True),
         transient=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 from pathlib import Path
 
 from ..control_groups import file_words
@@ -15,31 +14,7 @@ CHECK = "huge_pages"
 BUFFER_BYTES = 64 << 20
 """Of the buffer that is tried; its ends lie on no huge page, so that a little less is the most there can be."""
 
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 _COST = "ordinary 4 KiB pages cost 17 to 30 % of the bandwidth that weights are read with"
-
-
-def huge_bytes(address: int, length: int, proc: str | Path = "/proc") -> int | None:
-    """Bytes of a buffer of this process that lie on huge pages; None where the system does not say.
-
-    Args:
-        address: of its first byte.
-        length: in bytes.
-        proc: where procfs is mounted.
-    """
-    total, inside, seen = 0, False, False
-    try:
-        lines = (Path(proc) / "self" / "smaps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if mapping := _MAPPING.match(line):
-            start, end = (int(word, 16) for word in mapping.groups())
-            inside = start < address + length and address < end
-        elif inside and line.startswith("AnonHugePages:"):
-            seen = True
-            total += int(line.split()[1]) * 1024
-    return min(total, length) if seen else None
 
 
 def check(measures: Outcome, proc: Path, sys: Path) -> list[Finding]:

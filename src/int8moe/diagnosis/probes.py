@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..host_memory import huge_bytes
 from .child_probe import run_in_child
-from .huge_pages import BUFFER_BYTES, huge_bytes
+from .huge_pages import BUFFER_BYTES
 from .mapped_libraries import mapped_libraries
 from .outcome import report_line
 
