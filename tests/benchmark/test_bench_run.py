@@ -123,12 +123,14 @@ def test_reads_go_round_the_buffer() -> None:
 
 def test_a_burst_has_the_operations_of_a_call_within_bounds() -> None:
     limits = Limits(bind("live.limited"), make_buffer(1))
-    (least,) = {Limited.bursts[-1]}
-    for ops in (1, 2 * 1000 * least * 5, 10**30):
+    fewest = Limited.bursts[-1]
+    for ops in (1, 2 * 1000 * fewest * 5, 10**30):
         peak = limits.peak(ops)
         assert peak is not None
         assert peak > 0
-    assert Limited.bursts[-3:] == [least, 5 * least, 25 * least]
+    least, matched, most = Limited.bursts[-3:]
+    assert (least, matched) == (fewest, 5 * fewest)
+    assert matched < most < 10**27
 
 
 def test_a_kernel_without_limits() -> None:
@@ -265,3 +267,23 @@ def test_fractions_that_cannot_be_are_noted() -> None:
     fast = point((0.5,), weight_bytes=1000, ops=1000, bandwidths=(1000.0,), peaks=(1000.0,))
     notes = document(benchmark, Results((fast,), QUIET, {}), threads=1)["notes"]
     assert any("above 1" in note for note in notes)
+
+
+@pytest.mark.parametrize("start_up", [0.0, 5e-5, 0.02])
+def test_the_peak_does_not_count_the_start_of_threads(monkeypatch: pytest.MonkeyPatch, start_up: float) -> None:
+    """A kernel that does 10**9 multiply-adds a second, after a start that is long on a busy machine, on a false clock."""
+    now = 0.0
+
+    class Timed(Limited):
+        @hookimpl
+        def run_peak(self, iterations: int) -> int:
+            nonlocal now
+            now += start_up + iterations * 1e-6
+            return 1000 * iterations
+
+    get_registry().unregister("live")
+    register_kernel(Provider(timed=Timed))
+    kernel, buffer = bind("live.timed"), make_buffer(1)
+    monkeypatch.setattr("int8moe.benchmark.limits.time.perf_counter", lambda: now)
+    peak = Limits(kernel, buffer).peak(10**9)
+    assert peak == pytest.approx(2e9, rel=0.25)

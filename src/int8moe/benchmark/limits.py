@@ -47,10 +47,10 @@ class Limits:
         self.reader = TORCH_READER if kernel.read_memory is None else "read_memory"
         self._read = kernel.read_memory or _sum_words
         self._run_peak = kernel.run_peak
-        self._iterations = self._ops = 0
+        self._fewest = self._most = self._ops_an_iteration = 0.0
         if kernel.run_peak is not None:
-            self._iterations = self._calibrated(kernel.run_peak)
-            self._ops = 2 * self._burst(kernel.run_peak, self._iterations)
+            self._fewest, self._most = self._calibrated(kernel.run_peak)
+            self._ops_an_iteration = 2 * self._burst(kernel.run_peak, round(self._fewest)) / self._fewest
 
     def bandwidth(self, nbytes: int) -> float:
         """Bytes/s of one read of about so many bytes."""
@@ -70,23 +70,25 @@ class Limits:
         """int8 operations/s of one burst of about so many; None for a kernel without ``run_peak``."""
         if self._run_peak is None:
             return None
-        bursts = min(max(ops / self._ops, 1.0), _LONGEST_BURST / _SHORTEST_BURST)
+        iterations = round(min(max(ops / self._ops_an_iteration, self._fewest), self._most))
         began = time.perf_counter()
-        done = self._burst(self._run_peak, round(bursts * self._iterations))
+        done = self._burst(self._run_peak, iterations)
         return 2 * done / (time.perf_counter() - began)
 
-    def _calibrated(self, run_peak: Callable[[int], int]) -> int:
-        """Iterations of the shortest burst that says something about the arithmetic.
+    def _calibrated(self, run_peak: Callable[[int], int]) -> tuple[float, float]:
+        """Iterations of the shortest burst that says something about the arithmetic, and of the longest.
 
-        A time that does not grow with the iterations is that of starting the threads, however long it is.
+        While the rate still grows with the iterations, the time is that of starting the threads, however long it is.
         """
-        iterations, last = 1, 0.0
+        iterations, best, steady = 1, 0.0, 0
         while iterations < _MOST_ITERATIONS:
-            took = min(self._timed_burst(run_peak, iterations) for _ in range(3))
-            if took >= _SHORTEST_BURST / 2 and took >= 1.5 * last:
+            rate = iterations / min(self._timed_burst(run_peak, iterations) for _ in range(3))
+            steady = steady + 1 if rate < 1.5 * best else 0
+            best = max(best, rate)
+            if steady >= 2 and iterations / best >= _SHORTEST_BURST / 2:
                 break
-            iterations, last = 2 * iterations, took
-        return iterations
+            iterations *= 2
+        return iterations, max(iterations, _LONGEST_BURST * best)
 
     def _timed_burst(self, run_peak: Callable[[int], int], iterations: int) -> float:
         began = time.perf_counter()

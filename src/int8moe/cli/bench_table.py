@@ -42,11 +42,12 @@ def _write_header(document: dict[str, Any]) -> None:
     write(f"machine:  {machine['cpu']}, {machine['machine']} {machine['system']}, {threads}")
     pages = "" if machine["huge_pages"] is None else f", {machine['huge_pages']:.0%} on huge pages"
     for kernel in {row["kernel"]: row for row in document["kernels"]}.values():
+        packing = "" if kernel["layout"] == "canonical" else f" (pack alone {_gb_per_s(kernel)})"
         write(
             f"kernel:   {kernel['kernel']} ({kernel['distribution']} {kernel['version']}), layout {kernel['layout']}, "
             f"{kernel['layers']} layer{'s' if kernel['layers'] != 1 else ''} of "
             f"{_size(kernel['weight_bytes'] // kernel['layers'])}, load+pack "
-            f"{kernel['load_pack_gb_per_s']:.3g} GB/s (pack alone {_gb_per_s(kernel)})"
+            f"{kernel['load_pack_gb_per_s']:.3g} GB/s{packing}"
         )
         reader = _READERS.get(kernel["reader"], kernel["reader"])
         peak = "not measured" if kernel["peak_tops"] is None else f"{kernel['peak_tops']:.3g} TOPS"
