@@ -106,7 +106,10 @@ def _draw_times(axes: Axes, document: dict[str, Any], tokens: list[int]) -> list
         known = all(row["roofline_seconds"] is not None for row in rows)
         what = "roofline" if known else "memory limit"
         limit = [row["roofline_seconds" if known else "memory_seconds"] for row in rows]
-        rooflines += axes.plot(tokens, _ms(limit), color=colour, linestyle=_DASHES, linewidth=1.3, label=what)
+        alone = "_" if len(tokens) == 1 else ""  # a line through one point is not seen
+        rooflines += axes.plot(
+            tokens, _ms(limit), color=colour, linestyle=_DASHES, linewidth=1.3, marker=alone, markersize=16, label=what
+        )
     if len(rooflines) == 1:
         rooflines[0].set_color(_INK)
     else:
@@ -122,7 +125,7 @@ def _draw_times(axes: Axes, document: dict[str, Any], tokens: list[int]) -> list
 
 
 def _draw_fractions(axes: Axes, document: dict[str, Any], tokens: list[int]) -> None:
-    """Full markers where the roofline is known; hollow ones, which are lower bounds, where only memory's limit is."""
+    """Full markers where the roofline is known; hollow ones where only memory's limit is: at least that fraction."""
     highest, unknown = 1.0, False
     for index in range(len(document["kernels"])):
         rows = [point["kernels"][index] for point in document["points"]]
@@ -139,7 +142,7 @@ def _draw_fractions(axes: Axes, document: dict[str, Any], tokens: list[int]) -> 
     axes.set_ylim(0, highest * 1.08)
     axes.set_ylabel("fraction of the roofline")
     title = "Fraction of the roofline"
-    axes.set_title(f"{title} (hollow: at least, by memory alone)" if unknown else title, loc="left", fontsize=11)
+    axes.set_title(f"{title} (hollow: at least)" if unknown else title, loc="left", fontsize=11)
 
 
 def _ms(seconds: Any) -> list[float]:
