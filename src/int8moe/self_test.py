@@ -26,6 +26,9 @@ class TestedKernel(PackingKernel, Protocol):
 _SIZES = ((67, 33), (64, 32), (128, 128), (256, 256), (512, 256))
 """(hidden_size, intermediate_size): first off every grid, then what a kernel with conditions may take."""
 
+_MANY = 40
+"""Tokens of one expert: kernels may take another way for many rows, and a matrix unit's tile has 16 or 32."""
+
 
 def self_test_configs(spec: KernelSpec, config: MoEConfig | None = None) -> Iterator[MoEConfig]:
     """Small layers that use what the kernel declares; last, a few experts of the layer that is asked for."""
@@ -76,13 +79,19 @@ def self_test(kernel: TestedKernel, config: MoEConfig) -> WeightLayout:
     weights.allocate(kernel.packed_expert_nbytes(config) if kernel.packed_expert_nbytes else None)
     weights.load(**tensors)
     layout = weights.pack(kernel, expected_layout=kernel.spec.layout)
-    ids = torch.randint(0, experts, (5, config.top_k), generator=generator)
-    ids[2], ids[3, 0], ids[4] = ids[2, 0].clone(), -1, -1  # an expert named again, a slot left out, none left
-    for dtype_name in kernel.spec.dtypes:
+    few = torch.randint(0, experts, (5, config.top_k), generator=generator)
+    few[2], few[3, 0], few[4] = few[2, 0].clone(), -1, -1  # an expert named again, a slot left out, none left
+    calls = [(name, few) for name in kernel.spec.dtypes]
+    if hidden <= _SIZES[-1][0]:  # a real layer's reference would take long
+        many = torch.randint(0, experts, (_MANY, config.top_k), generator=generator)
+        many[:, 0] = 0
+        calls.append((kernel.spec.dtypes[0], many))
+    for dtype_name, ids in calls:
         dtype: torch.dtype = getattr(torch, dtype_name)
-        hidden_states = torch.randn(5, hidden, generator=generator, dtype=torch.float32).to(dtype)
-        topk_weights = torch.rand(5, config.top_k, generator=generator, dtype=torch.float32)
-        out = torch.empty(5, hidden, dtype=dtype)
+        tokens = len(ids)
+        hidden_states = torch.randn(tokens, hidden, generator=generator, dtype=torch.float32).to(dtype)
+        topk_weights = torch.rand(tokens, config.top_k, generator=generator, dtype=torch.float32)
+        out = torch.empty(tokens, hidden, dtype=dtype)
         kernel.apply(weights, hidden_states, topk_weights, ids, out)
         expected = reference.fused_experts(
             hidden_states,

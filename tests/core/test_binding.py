@@ -193,6 +193,16 @@ class OneBitOff(Good):
         bits[0, 3] ^= 1
 
 
+class WrongForManyRows(Good):
+    """A tile of a matrix unit that no small batch enters."""
+
+    @hookimpl
+    def apply(self, layer: Any, hidden_states: Any, topk_weights: Any, topk_ids: Any, out: Any) -> None:
+        ReferenceExperts().apply(layer, hidden_states, topk_weights, topk_ids, out)
+        if int(topk_ids[topk_ids >= 0].bincount().max()) > 32:
+            out[32] = 0
+
+
 class Raises(Good):
     @hookimpl
     def apply(self, layer: Any, hidden_states: Any, topk_weights: Any, topk_ids: Any, out: Any) -> None:
@@ -219,7 +229,7 @@ class ForeignLayout(Good):
 
 @pytest.mark.parametrize(
     ("kernel_class", "word"),
-    [(OneBitOff, "bits differ in 1 of"), (Raises, "boom"), (ReturnsNone, "WeightLayout"),
+    [(OneBitOff, "bits differ in 1 of"), (WrongForManyRows, "bits differ in"), (Raises, "boom"), (ReturnsNone, "WeightLayout"),
      (ChangesShape, "canonical"), (ForeignLayout, "namespace")],
 )  # fmt: skip
 def test_a_wrong_kernel_is_quarantined_and_named(
