@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .outcome import Outcome
+from .outcome import GRACE_SECONDS, Outcome
 
 
 def run_in_child(probe: str, limit: float, *arguments: str) -> Outcome:
@@ -19,7 +19,7 @@ def run_in_child(probe: str, limit: float, *arguments: str) -> Outcome:
         stdout, stderr = Path(folder) / "stdout", Path(folder) / "stderr"
         child = context.Process(target=_child, args=(stdout, stderr, [probe, f"{limit:g}", *arguments]))
         child.start()
-        child.join(limit)
+        child.join(limit + GRACE_SECONDS)
         status = child.exitcode
         child.kill()
         child.join()

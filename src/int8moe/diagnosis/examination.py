@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .finding import Finding, problem
-from .outcome import Outcome
+from .outcome import GRACE_SECONDS, Outcome
 from .probe_process import Probes
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _start_torch(probes: Probes, kernels: list[str]) -> Future[Outcome]:
     importing = max(probes.limit, _TORCH_SECONDS)
     parts = 1 + len(kernels)  # its measures, and the self-tests
     arguments = (f"{importing:g}", f"{probes.limit:g}", *kernels)
-    return probes.start("torch", *arguments, limit=importing + parts * probes.limit)
+    return probes.start("torch", *arguments, limit=importing + parts * (probes.limit + GRACE_SECONDS))
 
 
 def _versions(torch: Outcome) -> list[Finding]:

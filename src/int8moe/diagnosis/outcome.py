@@ -11,6 +11,9 @@ from ..cli.signals import signal_text
 MARK = "int8moe-probe:"
 """Begins each line of a report: what the interpreter or a site hook prints on stdout is told apart by it."""
 
+GRACE_SECONDS = 2.0
+"""A process may take this beyond its limit: for its start, and for the stacks that it shows when the limit is over."""
+
 _SHOWN_LINES = 20
 _SHOWN_BEFORE_A_STACK = 5
 _STACKS = ("Fatal Python error:", "Timeout (")  # as faulthandler begins them

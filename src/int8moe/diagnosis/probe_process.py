@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import IO
 
-from .outcome import Outcome
+from .outcome import GRACE_SECONDS, Outcome
 
 # With the path of this process: "-m" would put the working folder before everything else.
 _START = (
@@ -70,7 +70,7 @@ class Probes:
                 return Outcome(ended="was not started")
             status: int | None = None
             try:
-                status = process.wait(limit)
+                status = process.wait(limit + GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 pass
             finally:

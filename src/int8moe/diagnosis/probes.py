@@ -30,14 +30,14 @@ Report = Callable[[str, Any], None]
 def main(arguments: Sequence[str]) -> int:
     """Run one probe: its name, the seconds that it may take, what it takes.
 
-    A little before the end of its time stderr gets the stack of each thread, to show what hangs.
+    When these are over stderr gets the stack of each thread, to show what hangs.
     """
     name, seconds, *rest = arguments
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
     faulthandler.enable()
-    faulthandler.dump_traceback_later(0.9 * float(seconds))
+    faulthandler.dump_traceback_later(float(seconds))
     logger = logging.getLogger("int8moe")  # what it has to say becomes findings
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
