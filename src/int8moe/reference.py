@@ -64,7 +64,8 @@ def _elementwise(function: Callable[..., Tensor], *operands: Tensor) -> Tensor:
 
     Each block is small enough for torch to keep it in the calling thread, whose control word is guarded.
     """
-    rows, columns = torch.broadcast_shapes(*(operand.shape for operand in operands))
+    # torch.broadcast_shapes would import sympy, half a second.
+    rows, columns = (next((n for n in sizes if n != 1), 1) for sizes in zip(*(o.shape for o in operands), strict=True))
     if rows * columns < _SERIAL_ELEMENTS:
         return function(*operands)
     width = min(columns, _SERIAL_ELEMENTS - 1)

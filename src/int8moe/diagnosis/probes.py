@@ -124,10 +124,7 @@ def _probe_torch(report: Report, importing: str, seconds: str, *kernels: str) ->
     report("libraries", mapped_libraries())
     report("measured", run_in_child("torch-measures", float(seconds), str(before)))
     if kernels:
-        # Once for all children: modules, and those that torch imports when the reference first asks for this.
-        from .. import binding  # noqa: F401
-
-        torch.broadcast_shapes((1,), (1,))
+        from .. import binding  # noqa: F401  # once for all children
     for kernel in kernels:
         report("self-test", [kernel, run_in_child("self-test", float(seconds), kernel)])
 
