@@ -216,8 +216,8 @@ def test_layers_past_the_model_are_skipped(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level("INFO", "int8moe.checkpoint"):
         assert list(load_moe_layers(folder)) == [KEY.format(0), KEY.format(1)]
     (skipped,) = inspect_checkpoint(folder).skipped
-    assert (skipped.index, skipped.num_tensors) == (2, 48)
-    assert "layers past num_hidden_layers 2 are skipped: 2" in caplog.text
+    assert (skipped.name, skipped.index, skipped.num_tensors) == ("model.layers.2", 2, 48)
+    assert "outside the model's 2 layers, and skipped: model.layers.2" in caplog.text
 
 
 def test_shared_experts_are_not_routed_experts(tmp_path: Path) -> None:

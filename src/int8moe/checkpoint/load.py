@@ -7,6 +7,7 @@ memory holds at most one expert, and only while a float layer is being quantised
 from __future__ import annotations
 
 import logging
+import math
 import os
 import traceback
 from collections.abc import Callable, Iterable
@@ -143,7 +144,17 @@ class TensorReader:
         weight = self.read(part.weight)
         if part.expert is not None:
             weight = weight[part.expert]
+        if part.transposed:
+            weight = weight.t()
         return weight if part.rows is None else weight[slice(*part.rows)]
+
+    def read_rows(self, part: Part, entry: TensorEntry) -> Tensor:
+        """What another tensor of the part says of its rows: ``[out]``, or ``[1]`` where that is one number."""
+        values = self.read(entry)
+        if part.expert is not None:
+            values = values[part.expert]
+        values = values.reshape(-1)
+        return values if part.rows is None or values.numel() == 1 else values[slice(*part.rows)]
 
 
 def _choose(plan: CheckpointPlan, layers: Iterable[int] | None, quantize: bool) -> list[LayerPlan]:
@@ -153,8 +164,8 @@ def _choose(plan: CheckpointPlan, layers: Iterable[int] | None, quantize: bool) 
     floats = [layer for layer in named if not layer.quantized]
     if plan.skipped:
         logger.info(
-            "%s: layers past num_hidden_layers %d are skipped: %s",
-            plan.path, plan.num_hidden_layers, ", ".join(str(layer.index) for layer in plan.skipped),
+            "%s: outside the model's %d layers, and skipped: %s",
+            plan.path, plan.num_hidden_layers, ", ".join(layer.name for layer in plan.skipped),
         )  # fmt: skip
     if floats:
         keys = ", ".join(f"{layer.key} ({layer.dtype})" for layer in floats)
@@ -169,28 +180,37 @@ def _choose(plan: CheckpointPlan, layers: Iterable[int] | None, quantize: bool) 
 
 
 def _check_values(plan: CheckpointPlan, layers: list[LayerPlan], reader: TensorReader) -> None:
-    """Look at all scales and zero points, which are small, before the first weight is read."""
+    """Look at all scales, zero points and biases, which are small, before the first weight is read."""
     faults = Faults(plan.path)
     for layer in layers:
         reader.keep_only(_files(layer))
         for expert, parts in enumerate(layer.experts):
             for part in parts:
-                if part.scale is not None:
-                    scale = reader.read(part.scale).to(torch.float32)
-                    low, high = (bound.item() for bound in torch.aminmax(scale))
-                    if not (low >= 0 and high < float("inf")):  # NaN fails both
-                        bad = scale[~(torch.isfinite(scale) & (scale >= 0))]
+                for entry, what, least in ((part.scale, "scales", 0.0), (part.bias, "biases", -math.inf)):
+                    if entry is not None:
+                        _check_finite(expert, part, entry, what, least, reader, faults)
+                for zero_point in part.zero_points:
+                    if bool((reader.read_rows(part, zero_point) != 0).any()):
                         faults.add(
-                            Kind.VALUE,
-                            f"{part.scale.name} (expert {expert}, in {part.scale.file.name}) holds {bad[0].item():g} "
-                            f"in {bad.numel()} of {scale.numel()} places; scales are finite and not negative",
+                            Kind.LEFTOVER,
+                            f"{zero_point.name} (expert {expert}) is not all zero (asymmetric weights)",
                         )
-                if part.zero_point is not None and bool((reader.read(part.zero_point) != 0).any()):
-                    faults.add(
-                        Kind.LEFTOVER,
-                        f"{part.zero_point.name} (expert {expert}) is not all zero (asymmetric weights)",
-                    )
     faults.raise_if_any()
+
+
+def _check_finite(
+    expert: int, part: Part, entry: TensorEntry, what: str, least: float, reader: TensorReader, faults: Faults
+) -> None:
+    values = reader.read_rows(part, entry).to(torch.float32)
+    low, high = (bound.item() for bound in torch.aminmax(values))
+    if low >= least and -math.inf < low and high < math.inf:  # NaN fails all
+        return
+    bad = values[~(torch.isfinite(values) & (values >= least))]
+    faults.add(
+        Kind.VALUE,
+        f"{entry.name} (expert {expert}, in {entry.file.name}) holds {bad[0].item():g} in {bad.numel()} of "
+        f"{values.numel()} places; {what} are finite{' and not negative' if least == 0 else ''}",
+    )
 
 
 def _load_layer(
@@ -217,6 +237,7 @@ def _load_layer(
             w13_weight_scale=(gate[1], up[1]),
             w2_weight=down[0],
             w2_weight_scale=down[1],
+            **_biases(parts, reader),
         )
         report(share + (rest if expert == 0 else 0))
     module.process_weights_after_loading()
@@ -225,7 +246,14 @@ def _load_layer(
 
 def _stored(part: Part, reader: TensorReader) -> tuple[Tensor, Tensor]:
     assert part.scale is not None
-    return reader.read_weight(part), reader.read(part.scale)
+    scale = reader.read_rows(part, part.scale)
+    return reader.read_weight(part), scale.reshape(()) if scale.numel() == 1 else scale
+
+
+def _biases(parts: ExpertParts, reader: TensorReader) -> dict[str, Any]:
+    """The expert's biases, where it has them."""
+    gate, up, down = (None if part.bias is None else reader.read_rows(part, part.bias) for part in parts)
+    return {} if down is None else {"w13_bias": (gate, up), "w2_bias": down}
 
 
 class _Scratch:
@@ -256,13 +284,7 @@ class _Scratch:
 
 
 def _files(layer: LayerPlan) -> set[Path]:
-    return {
-        entry.file
-        for parts in layer.experts
-        for part in parts
-        for entry in (part.weight, part.scale, part.zero_point)
-        if entry is not None
-    }
+    return {entry.file for parts in layer.experts for part in parts for entry in part.entries()}
 
 
 def _forget(error: BaseException, loaded: dict[str, FusedMoE]) -> None:

@@ -1,33 +1,49 @@
-"""What a config.json says about quantisation, by quant_method. Imports no torch.
+"""What a checkpoint says about quantisation, by quant_method. Imports no torch.
 
 Each method that is read has a row in READERS; everything else is refused here, before a tensor is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .compressed_tensors import ADVICE, SUPPORTED, Group, QuantConfig, read_compressed_tensors
+from .compressed_tensors import read_compressed_tensors
 from .models import Model
+from .modelslim import find_description, read_modelslim
+from .quant_config import ADVICE, SUPPORTED, Group, QuantConfig
+from .quark import read_quark
+from .w8a8_int8 import read_w8a8_int8
 
 READERS: dict[str, Callable[[Mapping[str, Any], Path], QuantConfig]] = {
     "compressed-tensors": read_compressed_tensors,
+    "w8a8_int8": read_w8a8_int8,
+    "quark": read_quark,
 }
+
+DESCRIBED = ("ascend", "modelslim")
+"""Values of quant_method that only point to the description file of ModelSlim."""
 
 _KEYS = ("quantization_config", "compression_config")
 
 
 def read_quantization(config: Mapping[str, Any], file: Path) -> QuantConfig | None:
-    """The quantisation of a config.json; None when it has none."""
+    """The quantisation of a config.json, or of the description beside it; None when there is none."""
     quantization = next((config[key] for key in _KEYS if config.get(key) is not None), None)
-    if quantization is None:
-        return None
-    if not isinstance(quantization, dict):
+    if quantization is not None and not isinstance(quantization, dict):
         raise CheckpointError(f"{file}: quantization_config is {quantization!r}, expected an object")
-    method = quantization.get("quant_method")
+    method = quantization.get("quant_method") if quantization is not None else None
+    if quantization is None or method in DESCRIBED:
+        description = find_description(file.parent)
+        if description is not None:
+            return read_modelslim(description)
+        if quantization is None:
+            return None
+        raise CheckpointError(
+            f"{file}: quant_method {method!r} needs quant_model_description.json beside it; fetch that file too"
+        )
     reader = READERS.get(method) if isinstance(method, str) else None
     if reader is None:
         details = ", ".join(f"{key} {quantization[key]!r}" for key in _telling(quantization))
@@ -37,7 +53,7 @@ def read_quantization(config: Mapping[str, Any], file: Path) -> QuantConfig | No
 
 
 def refuse_unsupported(quantization: QuantConfig, model: Model, file: Path) -> None:
-    """Raise when any expert falls into a config group that cannot be served; groups of other modules do not matter."""
+    """Raise when any expert falls into a group that cannot be served; groups of other modules do not matter."""
     if all(group.refusal is None for group in quantization.groups):
         return
     refused: dict[str, Group] = {}
@@ -50,8 +66,18 @@ def refuse_unsupported(quantization: QuantConfig, model: Model, file: Path) -> N
         if len(refused) == len(quantization.groups):
             break
     if refused:
-        found = ", ".join(f"{group.refusal} in config group {name}" for name, group in refused.items())
-        raise CheckpointError(f"{file}: found {found}; supported: {SUPPORTED}; {ADVICE}")
+        _refuse(refused.values(), file)
+
+
+def refuse_all(quantization: QuantConfig, file: Path) -> None:
+    """Raise when no group at all can be served: known before the names of the experts are."""
+    if quantization.groups and all(group.refusal is not None for group in quantization.groups):
+        _refuse(quantization.groups, file)
+
+
+def _refuse(groups: Iterable[Group], file: Path) -> None:
+    found = ", ".join(f"{group.refusal} in {group.name}" for group in groups)
+    raise CheckpointError(f"{file}: found {found}; supported: {SUPPORTED}; {ADVICE}")
 
 
 def _telling(quantization: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from ..quantize import quantize_weight
 
 if TYPE_CHECKING:
     from ..checkpoint.experts import LayerPlan, Part
+    from ..checkpoint.files import TensorEntry
 
 
 class Canonical(NamedTuple):
@@ -28,6 +29,12 @@ class Canonical(NamedTuple):
     w13_weight_scale: Tensor
     w2_weight: Tensor
     w2_weight_scale: Tensor
+    w13_bias: Tensor | None = None
+    w2_bias: Tensor | None = None
+
+    def select(self, experts: Sequence[int]) -> Canonical:
+        """The tensors of some of the experts."""
+        return self._replace(**{name: t[list(experts)] for name, t in self._asdict().items() if t is not None})
 
 
 def read_experts(layer: LayerPlan, experts: Sequence[int]) -> Canonical:
@@ -36,13 +43,11 @@ def read_experts(layer: LayerPlan, experts: Sequence[int]) -> Canonical:
     with ExitStack() as stack:
         files = _Files(stack)
         for expert in experts:
-            parts = layer.experts[expert]
-            gate, gate_scale = _projection(parts.gate, expert, files)
-            up, up_scale = _projection(parts.up, expert, files)
-            down, down_scale = _projection(parts.down, expert, files)
-            rows.append((torch.cat([gate, up]), torch.cat([gate_scale, up_scale]), down, down_scale))
-    w13, w13_scale, w2, w2_scale = (torch.stack(tensors) for tensors in zip(*rows, strict=True))
-    return Canonical(w13, w13_scale, w2, w2_scale)
+            gate, up, down = (_projection(part, expert, files) for part in layer.experts[expert])
+            w13 = [torch.cat(pair) for pair in zip(gate, up, strict=True)]
+            rows.append((w13[0], w13[1], down[0], down[1], w13[2], down[2]))
+    tensors = [torch.stack(column) for column in zip(*rows, strict=True)]
+    return Canonical(*(tensors if layer.config.has_bias else tensors[:4]))
 
 
 class _Files:
@@ -58,14 +63,28 @@ class _Files:
         return self._open[path]
 
 
-def _projection(part: Part, expert: int, files: _Files) -> tuple[Tensor, Tensor]:
-    """int8 ``[N, K]`` and fp32 ``[N]`` of one projection."""
-    stored = files[part.weight.file].get_slice(part.weight.name)
-    start, stop = part.rows or (0, None)
-    weight: Tensor = stored[start:stop] if part.expert is None else stored[part.expert, start:stop]
-    if weight.dim() == 3:
-        weight = weight.squeeze(0)
+def _projection(part: Part, expert: int, files: _Files) -> tuple[Tensor, Tensor, Tensor]:
+    """int8 ``[N, K]``, fp32 scales ``[N]`` and the bias ``[N]`` (zeros without one) of one projection."""
+    weight = _of_expert(part, part.weight, files)
+    if part.transposed:
+        weight = weight.transpose(0, 1)
+    chosen = range(weight.shape[0])[slice(*(part.rows or (None,)))]
+    weight = weight[list(chosen)]
+    bias = torch.zeros(len(chosen)) if part.bias is None else _vector(part, part.bias, files)[list(chosen)]
     if part.scale is None:
-        return quantize_weight(weight, name=part.weight.name, expert=expert)
-    scale: Tensor = files[part.scale.file].get_tensor(part.scale.name)
-    return weight, scale.to(torch.float32).reshape(-1).expand(weight.shape[0]).contiguous()
+        return (*quantize_weight(weight, name=part.weight.name, expert=expert), bias)
+    scale = _vector(part, part.scale, files)
+    return weight, scale.expand(len(chosen)) if scale.numel() == 1 else scale[list(chosen)], bias
+
+
+def _of_expert(part: Part, entry: TensorEntry, files: _Files) -> Tensor:
+    """The part of a tensor that belongs to the expert; of a fused tensor no other expert is read."""
+    if part.expert is None:
+        tensor: Tensor = files[entry.file].get_tensor(entry.name)
+        return tensor
+    rows: Tensor = files[entry.file].get_slice(entry.name)[part.expert : part.expert + 1]
+    return rows[0]
+
+
+def _vector(part: Part, entry: TensorEntry, files: _Files) -> Tensor:
+    return _of_expert(part, entry, files).to(torch.float32).flatten()

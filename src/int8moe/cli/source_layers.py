@@ -122,4 +122,4 @@ class SeededLayer:
 
     def canonical(self, experts: Sequence[int]) -> Canonical:
         """The tensors as they were quantised: the layer copied them."""
-        return Canonical(*(tensor[list(experts)] for tensor in self._tensors))
+        return self._tensors.select(experts)
