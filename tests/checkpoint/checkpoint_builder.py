@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from int8moe import FusedMoE
+
 HIDDEN, WIDTH, EXPERTS, LAYERS, TOP_K = 32, 16, 8, 2, 2
 
 SPELLINGS = {
@@ -118,6 +120,36 @@ def write(folder: Path, configuration: dict[str, Any], stored: dict[str, Tensor]
         weight_map |= dict.fromkeys(part, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
+
+
+PARAMETERS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+
+
+def expected(stored: dict[str, Tensor], spelling: str, layer: int) -> dict[str, Tensor]:
+    """The canonical tensors of a layer, put together without the code under test."""
+    module, (gate, up, down) = SPELLINGS[spelling]
+    base = module.format(layer=layer)
+
+    def stack(projection: str, suffix: str) -> Tensor:
+        return torch.stack([stored[f"{base}.{e}.{projection}.{suffix}"] for e in range(EXPERTS)])
+
+    def scales(projection: str, rows: int) -> Tensor:
+        scale = stack(projection, "weight_scale").float().reshape(EXPERTS, -1)
+        return scale.expand(EXPERTS, rows)
+
+    return {
+        "w13_weight": torch.cat([stack(gate, "weight"), stack(up, "weight")], dim=1),
+        "w13_weight_scale": torch.cat([scales(gate, WIDTH), scales(up, WIDTH)], dim=1),
+        "w2_weight": stack(down, "weight"),
+        "w2_weight_scale": scales(down, HIDDEN),
+    }
+
+
+def assert_equal(layer: FusedMoE, wanted: dict[str, Tensor]) -> None:
+    for parameter in PARAMETERS:
+        found = getattr(layer, parameter)
+        assert found.dtype == wanted[parameter].dtype
+        assert torch.equal(found.reshape(wanted[parameter].shape), wanted[parameter]), parameter
 
 
 def sample_checkpoints() -> Path | None:

@@ -16,10 +16,12 @@ from checkpoint_builder import (
     EXPERTS,
     HIDDEN,
     KEY,
+    PARAMETERS,
     SPELLINGS,
     TOP_K,
-    WIDTH,
+    assert_equal,
     config,
+    expected,
     group,
     quantization,
     tensors,
@@ -31,35 +33,6 @@ from int8moe.checkpoint import inspect_checkpoint, load_moe_layers, load_router
 from int8moe.checkpoint import load as load_module
 from int8moe.errors import CheckpointError, NoKernelError
 from int8moe.routing import select_experts
-
-PARAMETERS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
-
-
-def expected(stored: dict[str, torch.Tensor], spelling: str, layer: int) -> dict[str, torch.Tensor]:
-    """The canonical tensors of a layer, put together without the code under test."""
-    module, (gate, up, down) = SPELLINGS[spelling]
-    base = module.format(layer=layer)
-
-    def stack(projection: str, suffix: str) -> torch.Tensor:
-        return torch.stack([stored[f"{base}.{e}.{projection}.{suffix}"] for e in range(EXPERTS)])
-
-    def scales(projection: str, rows: int) -> torch.Tensor:
-        scale = stack(projection, "weight_scale").float().reshape(EXPERTS, -1)
-        return scale.expand(EXPERTS, rows)
-
-    return {
-        "w13_weight": torch.cat([stack(gate, "weight"), stack(up, "weight")], dim=1),
-        "w13_weight_scale": torch.cat([scales(gate, WIDTH), scales(up, WIDTH)], dim=1),
-        "w2_weight": stack(down, "weight"),
-        "w2_weight_scale": scales(down, HIDDEN),
-    }
-
-
-def assert_equal(layer: int8moe.FusedMoE, wanted: dict[str, torch.Tensor]) -> None:
-    for parameter in PARAMETERS:
-        found = getattr(layer, parameter)
-        assert found.dtype == wanted[parameter].dtype
-        assert torch.equal(found.reshape(wanted[parameter].shape), wanted[parameter]), parameter
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,7 @@ def test_document_and_layer_that_stays_unquantised(int8moe: Command, half_quanti
     assert layer["bits_equal"] is True
     assert layer["compared_tokens"] == 6
     assert document["unquantized"] == [{"layer": "model.layers.0.mlp.experts", "dtype": "BF16"}]
+    assert document["quantized_on_load"] == document["skipped"] == []
 
 
 def test_quantising_while_loading(int8moe: Command, half_quantised: Path) -> None:
@@ -66,6 +68,9 @@ def test_quantising_while_loading(int8moe: Command, half_quantised: Path) -> Non
     assert [layer["layer"] for layer in document["layers"]] == ["model.layers.0.mlp.experts"]
     assert document["passed"] is True
     assert document["unquantized"] == []
+    assert document["quantized_on_load"] == [{"layer": "model.layers.0.mlp.experts", "dtype": "BF16"}]
+    done = int8moe("run", str(half_quantised), "--quantize", "--tokens", "3")
+    assert "model.layers.0.mlp.experts: stored unquantised (BF16), quantised while loading" in done.stdout
 
 
 def test_nothing_to_run(int8moe: Command, half_quantised: Path) -> None:
@@ -127,6 +132,29 @@ def test_example_is_found_from_its_checkout(tmp_path: Path, monkeypatch: pytest.
     assert found.samefile(folder)
 
 
+def _assert_same(canonical: dict[str, Any], layer: Any) -> None:
+    """Experts 3 and 0 of a layer are the canonical tensors."""
+    for name, tensor in canonical.items():
+        held = getattr(layer, name)
+        assert (tensor is None) == (held is None), name
+        assert tensor is None or tensor.equal(held[[3, 0]]), name
+
+
+@pytest.mark.parametrize("name", ["gpt_oss-bf16", "gpt_oss-w8a8", "qwen3_moe-bf16-fused3d", "qwen3_moe-w8a8-pertensor"])
+def test_second_reader_agrees_with_the_loader_on_samples(name: str) -> None:
+    """Transposed, interleaved and fused tensors, biases and broadcast scales, read by two codes."""
+    from int8moe.checkpoint import inspect_checkpoint, load_moe_layers
+    from int8moe.cli.canonical import read_experts
+
+    folder = os.environ.get("INT8MOE_TEST_CHECKPOINTS")
+    if folder is None:
+        pytest.skip("INT8MOE_TEST_CHECKPOINTS names no folder of sample checkpoints")
+    plan = inspect_checkpoint(Path(folder) / name)
+    loaded: dict[str, Any] = load_moe_layers(plan, kernel="reference.torch", quantize=True)
+    for layer in plan.layers:
+        _assert_same(read_experts(layer, [3, 0])._asdict(), loaded[layer.key])
+
+
 def test_second_reader_agrees_with_the_loader(half_quantised: Path) -> None:
     from int8moe.checkpoint import inspect_checkpoint, load_moe_layers
     from int8moe.cli.canonical import read_experts
@@ -135,5 +163,4 @@ def test_second_reader_agrees_with_the_loader(half_quantised: Path) -> None:
     loaded: dict[str, Any] = load_moe_layers(plan, kernel="reference.torch", quantize=True)
     for layer in plan.layers:
         canonical = read_experts(layer, [3, 0])
-        for name, tensor in canonical._asdict().items():
-            assert tensor.equal(getattr(loaded[layer.key], name)[[3, 0]]), name
+        _assert_same(canonical._asdict(), loaded[layer.key])

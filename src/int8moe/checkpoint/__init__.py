@@ -1,8 +1,10 @@
 """Real checkpoints, read expert by expert. Names are handed on lazily: looking at one imports no torch.
 
-Order of work, each step before the next: ``schemes`` and ``compressed_tensors`` judge config.json,
-``files`` checks the headers of the safetensors files, ``plan`` and ``experts`` match every stored expert
-tensor with its one use, ``load`` copies.
+Order of work, each step before the next: ``models`` reads config.json by its row of ``families``, ``schemes`` finds
+the method of quantisation (``compressed_tensors``, ``w8a8_int8``, ``quark``, ``modelslim``), ``files`` checks the
+headers of the safetensors files (``unknown_model`` reads names and sizes from them where the table has no row),
+``experts`` and ``layer_check`` match every stored expert tensor with its one use, ``plan`` holds the outcome,
+``load`` copies.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .load import Progress, load_moe_layers, load_router
+    from .load import Progress, load_moe_layers, load_router, load_router_biases
     from .plan import CheckpointPlan, LayerPlan, Routing, SkippedLayer, inspect_checkpoint
 
 __all__ = [
@@ -23,9 +25,10 @@ __all__ = [
     "inspect_checkpoint",
     "load_moe_layers",
     "load_router",
+    "load_router_biases",
 ]
 
-_LOADING = ("Progress", "load_moe_layers", "load_router")
+_LOADING = ("Progress", "load_moe_layers", "load_router", "load_router_biases")
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,10 @@ ITEM_BITS = {
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_SHARD = re.compile(r"model-([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
+_STEM = re.compile(
+    r"(model|quant_model_weights?(?:_[a-z0-9_]+)?)"
+    r"(?:-[0-9]{1,6}-of-[0-9]{1,6}\.safetensors|\.safetensors(?:\.index\.json)?)"
+)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _OTHER_WEIGHTS = (".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 
@@ -117,23 +120,37 @@ def read_tensors(directory: Path) -> dict[str, TensorEntry]:
 
 def _weight_files(directory: Path) -> tuple[list[Path], dict[str, str]]:
     """The files to read, and the index (tensor name -> file) where there is one."""
-    index_file, single = directory / _INDEX, directory / _SINGLE
+    stem = _file_stem(directory)
+    index_file, single = directory / f"{stem}.safetensors.index.json", directory / f"{stem}.safetensors"
     if index_file.exists():
         index = _read_index(index_file)
         # As transformers does: one whole file goes before the index of other files.
-        if not single.exists() or _SINGLE in index.values():
+        if not single.exists() or single.name in index.values():
             return [directory / shard for shard in sorted(set(index.values()))], index
-        logger.warning("%s: %s is read, and %s, which names other files, is not", directory, _SINGLE, _INDEX)
+        logger.warning(
+            "%s: %s is read, and %s, which names other files, is not", directory, single.name, index_file.name
+        )
     if single.exists() or single.is_symlink():
         return [single], {}
-    shards = {file.name: match for file in directory.iterdir() if (match := _SHARD.fullmatch(file.name))}
+    pattern = re.compile(re.escape(stem) + r"-([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
+    shards = {file.name: match for file in directory.iterdir() if (match := pattern.fullmatch(file.name))}
     counts = {int(match[2]) for match in shards.values()}
     if len(counts) == 1:
         count, width = counts.pop(), len(next(iter(shards.values()))[1])
         if count <= 100_000:
-            names = (f"model-{i:0{width}d}-of-{count:0{width}d}.safetensors" for i in range(1, count + 1))
+            names = (f"{stem}-{i:0{width}d}-of-{count:0{width}d}.safetensors" for i in range(1, count + 1))
             return [directory / name for name in names], {}
     raise CheckpointError(f"{directory}: {_no_weights(directory)}")
+
+
+def _file_stem(directory: Path) -> str:
+    """What the names of the weight files begin with: "model", or the one name that ModelSlim gave them."""
+    stems = sorted({match[1] for file in directory.iterdir() if (match := _STEM.fullmatch(file.name))})
+    if "model" in stems or not stems:
+        return "model"
+    if len(stems) > 1:
+        raise CheckpointError(f"{directory}: holds weights called {' and '.join(stems)}; move one of them away")
+    return stems[0]
 
 
 def _no_weights(directory: Path) -> str:

@@ -108,6 +108,29 @@ def load_router(plan: CheckpointPlan, layer: int | str | LayerPlan) -> Tensor:
         return reader.read(which.router).to(torch.float32, copy=True)
 
 
+def load_router_biases(plan: CheckpointPlan, layer: int | str | LayerPlan) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to a router's logits, and to the scores by which experts are chosen: fp32 ``[num_experts]``.
+
+    Either is None where the checkpoint stores none.
+
+    Raises:
+        CheckpointError: one is not stored as floats of that shape.
+    """
+    which = plan.layer(layer)
+    entries = which.router_tensors.bias, which.router_tensors.correction_bias
+    for entry in entries:
+        if entry is not None and (entry.shape != (which.config.num_experts,) or entry.dtype not in FLOATS):
+            raise CheckpointError(
+                f"{entry.file}: {entry.name} is {entry.dtype} {list(entry.shape)}; a router's bias has "
+                f"{', '.join(FLOATS)} {[which.config.num_experts]}"
+            )
+    with TensorReader(plan.path) as reader:
+        bias, correction = (
+            None if entry is None else reader.read(entry).to(torch.float32, copy=True) for entry in entries
+        )
+    return bias, correction
+
+
 class TensorReader:
     """Reads tensors as views of mapped files; at most the files in use stay mapped."""
 

@@ -46,6 +46,10 @@ class Routing:
     topk_groups: int = 1
     scaling_factor: float = 1.0
 
+    def __str__(self) -> str:
+        groups = f", {self.topk_groups} of {self.num_groups} groups" if self.num_groups > 1 else ""
+        return f"{self.scoring}{groups}"
+
 
 class Model(NamedTuple):
     """What config.json says about the routed experts."""
@@ -121,8 +125,9 @@ def read_routing(config: Mapping[str, Any], family: Family, file: Path) -> Routi
     renormalize = family.renormalize
     if isinstance(renormalize, str):
         renormalize = switch(config, renormalize, family.renormalize_default, file)
-    if not family.grouped:
-        return Routing(family.scoring, renormalize)
+    if not family.grouped or config.get("topk_method") == "greedy":
+        scaling = _number(config, "routed_scaling_factor", 1.0, file) if family.grouped else 1.0
+        return Routing(family.scoring, renormalize, scaling_factor=scaling)
     groups, kept = (
         positive(config, name, file) if config.get(name) is not None else 1 for name in ("n_group", "topk_group")
     )

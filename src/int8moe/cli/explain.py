@@ -33,20 +33,23 @@ def command(config_text: str | None, checkpoint: str | None, kernel: str | None,
     if (config_text is None) == (checkpoint is None):
         raise click.UsageError("Give either --config or --checkpoint")
     unquantized: list[str] = []
+    skipped: list[str] = []
     if checkpoint is not None:
-        layers, unquantized = _layers_of(checkpoint)
+        layers, unquantized, skipped = _layers_of(checkpoint)
     else:
         layers = [(_read_config(config_text or ""), ())]
     answers = [_explain(config, names, kernel, device) for config, names in layers]
     if as_json:
         from ..registry import hints
 
-        first = {"schema": 1, "checkpoint": checkpoint, "unquantized": unquantized, **answers[0]}
+        first = {"schema": 1, "checkpoint": checkpoint, "unquantized": unquantized, "skipped": skipped, **answers[0]}
         write_json({**first, "hints": hints(), "other_configs": answers[1:]})
     else:
         _write(answers)
         if unquantized:
             write(f"left unquantised by the checkpoint, and served only with --quantize: {', '.join(unquantized)}")
+        if skipped:
+            write(f"outside the model's layers, and skipped: {', '.join(skipped)}")
     return int(any(answer["chosen"] is None for answer in answers))
 
 
@@ -68,16 +71,17 @@ def _read_config(text: str) -> MoEConfig:
     return MoEConfig(**fields)
 
 
-def _layers_of(checkpoint: str) -> tuple[list[tuple[MoEConfig, tuple[str, ...]]], list[str]]:
-    """The distinct configs of a checkpoint's MoE layers, each with its layers; and the unquantised ones among them."""
+def _layers_of(checkpoint: str) -> tuple[list[tuple[MoEConfig, tuple[str, ...]]], list[str], list[str]]:
+    """The distinct configs of a checkpoint's MoE layers, each with its layers; the unquantised ones; those skipped."""
     from ..checkpoint import inspect_checkpoint
 
     grouped: dict[MoEConfig, list[str]] = {}
-    layers = inspect_checkpoint(checkpoint).layers
-    for layer in layers:
+    plan = inspect_checkpoint(checkpoint)
+    for layer in plan.layers:
         grouped.setdefault(layer.config, []).append(layer.key)
-    unquantized = [layer.key for layer in layers if not layer.quantized]
-    return [(config, tuple(names)) for config, names in grouped.items()], unquantized
+    unquantized = [layer.key for layer in plan.layers if not layer.quantized]
+    layers = [(config, tuple(names)) for config, names in grouped.items()]
+    return layers, unquantized, [skipped.name for skipped in plan.skipped]
 
 
 def _explain(config: MoEConfig, layers: tuple[str, ...], kernel: str | None, device: str) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def command(
     """Load, pack and run the MoE layers of a checkpoint, one after another.
 
     Each layer runs on seeded hidden states through the checkpoint's own router; a sample of its tokens is
-    compared, bit for bit, with the reference on weights that are read from the checkpoint again.
+    compared, bit for bit, with the reference on weights that are read from the checkpoint again. Layers that the
+    checkpoint leaves unquantised, and those outside the model, are named.
 
     Without CHECKPOINT it takes examples/tiny-qwen3-moe-w8a8 of a checkout, or a layer made in memory.
     Exits with 1 when a layer's bits differ.
@@ -70,7 +71,8 @@ def command(
         write(f"checkpoint: {source.title}")
         write(f"machine:    {host_line()}")
         how = f"named by {report.pinned}" if report.pinned else "the best of those usable"
-        write(f"kernel:     {report.chosen} ({how})\n")
+        write(f"kernel:     {report.chosen} ({how})")
+        write(f"routing:    {source.routing_note}\n" if source.routing_note else "")
     found = source.layers(seed)
     with PackingProgress(sum(layer.nbytes for layer in found)) as progress:
         runs = [run_layer(layer, kernel=kernel, tokens=tokens, seed=seed, progress=progress) for layer in found]
@@ -85,7 +87,13 @@ def command(
                 "seed": seed,
                 "passed": equal,
                 "layers": [asdict(run) for run in runs],
+                "routing_note": source.routing_note,
                 "unquantized": [{"layer": layer.key, "dtype": layer.dtype} for layer in source.unquantized],
+                "quantized_on_load": [{"layer": layer.key, "dtype": layer.dtype} for layer in source.quantized_on_load],
+                "skipped": [
+                    {"layer": layer.name, "tensors": layer.num_tensors, "bytes": layer.nbytes}
+                    for layer in source.skipped
+                ],
             }
         )
     else:
@@ -117,6 +125,11 @@ def _write(source: Source, runs: list[LayerRun], tokens: int) -> None:
     write_table(columns, rows, right=columns[2:7])
     for layer in source.unquantized:
         write(f"{layer.key}: unquantised ({layer.dtype}), not run; --quantize quantises it")
+    for layer in source.quantized_on_load:
+        write(f"{layer.key}: stored unquantised ({layer.dtype}), quantised while loading")
+    for skipped in source.skipped:
+        size = f"{skipped.num_tensors} expert tensors, {human_bytes(skipped.nbytes)}"
+        write(f"{skipped.name}: outside the model's layers (multi-token prediction), skipped ({size})")
     equal = sum(run.bits_equal for run in runs)
     compared = sum(run.compared_tokens for run in runs)
     write(f"\nbits equal in {equal} of {len(runs)} layers ({compared} tokens compared with the reference)")

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..checkpoint import CheckpointPlan, LayerPlan, load_moe_layers, load_router
+from ..checkpoint import CheckpointPlan, LayerPlan, load_moe_layers, load_router, load_router_biases
 from ..contracts import MoEConfig
 from ..layer import FusedMoE
 from ..quantize import quantize_experts
@@ -77,14 +77,13 @@ class CheckpointLayer:
         return layers[self.name], time.perf_counter() - last_read  # packing follows the last expert
 
     def route(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the router that the checkpoint holds, as the model would."""
+        """Apply the router that the checkpoint holds; see :attr:`Source.routing_note` for what it leaves out."""
         weight = load_router(self._plan, self._layer)
+        bias, _ = load_router_biases(self._plan, self._layer)
+        logits = hidden_states.to(torch.float32) @ weight.t()
         routing = self._plan.routing
         return select_experts(
-            hidden_states.to(torch.float32) @ weight.to(torch.float32).t(),
-            self.config.top_k,
-            scoring=routing.scoring,
-            renormalize=routing.renormalize,
+            logits if bias is None else logits + bias, self.config.top_k, renormalize=routing.renormalize
         )
 
     def canonical(self, experts: Sequence[int]) -> Canonical:

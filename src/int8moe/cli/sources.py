@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..checkpoint import CheckpointPlan, LayerPlan, inspect_checkpoint
+from ..checkpoint import CheckpointPlan, LayerPlan, SkippedLayer, inspect_checkpoint
 from ..contracts import MoEConfig
 from ..errors import CheckpointError
 
@@ -43,6 +43,24 @@ class Source:
     plan: CheckpointPlan | None = None
     chosen: tuple[LayerPlan, ...] = ()
     unquantized: tuple[LayerPlan, ...] = ()
+
+    @property
+    def quantized_on_load(self) -> tuple[LayerPlan, ...]:
+        """The chosen layers that are stored in floats."""
+        return tuple(layer for layer in self.chosen if not layer.quantized)
+
+    @property
+    def skipped(self) -> tuple[SkippedLayer, ...]:
+        """What the checkpoint holds besides the model."""
+        return () if self.plan is None else self.plan.skipped
+
+    @property
+    def routing_note(self) -> str:
+        """How the run routes otherwise than the model does; "" where it does not."""
+        routing = None if self.plan is None else self.plan.routing
+        if routing is None or (routing.scoring == "softmax" and routing.num_groups == 1):
+            return ""
+        return f"softmax over the logits of its routers, where the model itself has {routing}"
 
     def layers(self, seed: int) -> list[SourceLayer]:
         """The layers themselves. From here on torch is needed."""
