@@ -78,7 +78,7 @@ def write_modelslim(folder: Path, configuration: dict[str, Any], described: dict
     return folder
 
 
-def fuse(stored: Stored, *, transposed: bool = False, interleaved: bool = False) -> Stored:
+def fuse(stored: Stored, *, transposed: bool = False, interleaved: bool = False, experts: int = EXPERTS) -> Stored:
     """The same experts as one 3-D tensor a projection, with scales and biases where there are any."""
     out = {name: tensor for name, tensor in stored.items() if ".experts." not in name}
     bases = dict.fromkeys(name.partition(".experts.")[0] + ".experts" for name in stored if ".experts." in name)
@@ -87,7 +87,7 @@ def fuse(stored: Stored, *, transposed: bool = False, interleaved: bool = False)
             if f"{base}.0.gate_proj.{suffix}" not in stored:
                 continue
             gate, up, down = (
-                torch.stack([stored[f"{base}.{e}.{p}_proj.{suffix}"] for e in range(EXPERTS)])
+                torch.stack([stored[f"{base}.{e}.{p}_proj.{suffix}"] for e in range(experts)])
                 for p in ("gate", "up", "down")
             )
             gate_up = torch.stack([gate, up], dim=2).flatten(1, 2) if interleaved else torch.cat([gate, up], dim=1)
