@@ -204,7 +204,7 @@ def test_a_layer_that_quark_or_modelslim_excludes_stays_unquantised(tmp_path: Pa
     stored = {k: v for k, v in stored.items() if k in floats or ".layers.0." not in k}
     spec_of_none = {"*layers.0.*": {"weight": None}}
     for number, quant in enumerate(
-        (quark(exclude=["*layers.0.*"]), quark(layer_quant_config=spec_of_none), {**W8A8_INT8, "ignore": ["re:.*s.0.*"]},
+        (quark(exclude=["*layers.0.*"]), quark(layer_quant_config=spec_of_none), {**W8A8_INT8, "ignore": ["re:.*layers.0.*"]},
          {**W8A8_INT8, "modules_to_not_convert": ["layers.0"]})
     ):  # fmt: skip
         plan = inspect_checkpoint(write(tmp_path / str(number), config(quant=quant), stored))

@@ -65,3 +65,19 @@ def test_checkpoint(int8moe: Command, half_quantised: Path) -> None:
 
 def test_no_checkpoint(int8moe: Command, tmp_path: Path) -> None:
     assert "nothing-here" in int8moe.error("explain", "--checkpoint", str(tmp_path / "nothing-here"))
+
+
+def test_layers_outside_the_model_are_named(int8moe: Command, half_quantised: Path, tmp_path: Path) -> None:
+    """The same checkpoint with one layer fewer in config.json: the other is a prediction head's."""
+    for file in half_quantised.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    fields = json.loads((half_quantised / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 1}))
+    document = int8moe.json("explain", "--checkpoint", str(tmp_path), "--kernel", "reference.torch")
+    assert document["skipped"] == ["model.layers.1"]
+    assert document["unquantized"] == ["model.layers.0.mlp.experts"]
+    done = int8moe("run", str(tmp_path), "--quantize", "--tokens", "2")
+    assert (
+        "model.layers.1: outside the model's layers (multi-token prediction), skipped (24 expert tensors" in done.stdout
+    )
