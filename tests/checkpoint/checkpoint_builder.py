@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from int8moe import FusedMoE
+from int8moe.checkpoint import load_moe_layers
+from int8moe.errors import CheckpointError
 
 HIDDEN, WIDTH, EXPERTS, LAYERS, TOP_K = 32, 16, 8, 2, 2
 
@@ -150,6 +153,15 @@ def assert_equal(layer: FusedMoE, wanted: dict[str, Tensor]) -> None:
         found = getattr(layer, parameter)
         assert found.dtype == wanted[parameter].dtype
         assert torch.equal(found.reshape(wanted[parameter].shape), wanted[parameter]), parameter
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_moe_layers(folder)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert str(folder) in text
+    return text
 
 
 def sample_checkpoints() -> Path | None:

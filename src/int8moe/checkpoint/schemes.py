@@ -31,7 +31,9 @@ _KEYS = ("quantization_config", "compression_config")
 
 def read_quantization(config: Mapping[str, Any], file: Path) -> QuantConfig | None:
     """The quantisation of a config.json, or of the description beside it; None when there is none."""
-    quantization = next((config[key] for key in _KEYS if config.get(key) is not None), None)
+    nested = config.get("text_config")
+    places = (config, nested) if isinstance(nested, dict) else (config,)
+    quantization = next((place[key] for place in places for key in _KEYS if place.get(key) is not None), None)
     if quantization is not None and not isinstance(quantization, dict):
         raise CheckpointError(f"{file}: quantization_config is {quantization!r}, expected an object")
     method = quantization.get("quant_method") if quantization is not None else None
