@@ -15,6 +15,7 @@ VARIABLES = {
     "INT8MOE_STRICT": "1: a broken plugin raises instead of being listed",
     "INT8MOE_MAX_ISA": "highest instruction-set tier that may be used",
     "INT8MOE_NUM_THREADS": "workers per parallel region",
+    "INT8MOE_CACHE_DIR": "folder of packed layers; without it the user's cache folder",
     "INT8MOE_LOG": "debug, info, warning or error",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,27 @@ if TYPE_CHECKING:
     from .weights import ExpertWeights
 
 
-def load_state(layer: ExpertWeights, state_dict: dict[str, Any], prefix: str, missing_keys: list[str]) -> None:
+Fill = Callable[[str, Tensor, Tensor], "Tensor | None"]
+"""Called with a key, a tensor of the layer and the state's tensor, of the same shape and dtype: writes the values into
+the former, or returns a tensor that holds them and takes its place."""
+
+
+def _copy(key: str, target: Tensor, tensor: Tensor) -> None:
+    target.copy_(tensor)
+
+
+def load_state(
+    layer: ExpertWeights,
+    state_dict: dict[str, Any],
+    prefix: str,
+    missing_keys: list[str],
+    *,
+    fill: Fill = _copy,
+) -> None:
     """Copy the tensors below ``prefix`` into ``layer``; missing ones are added to ``missing_keys``.
+
+    With another ``fill`` the tensors of the state may be on the meta device: only their shapes and dtypes count.
+    When it raises, the layer is left empty.
 
     Raises:
         WeightLayoutError: packed for another kernel, of other sizes, or taken of storage that has changed since.
@@ -44,6 +64,33 @@ def load_state(layer: ExpertWeights, state_dict: dict[str, Any], prefix: str, mi
         missing_keys.extend(prefix + name for name in absent)
         return
     layer.clear()
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            _load_tensors(layer, found, extra, layout, prefix, fill)
+            for key in state_dict:
+                if key.startswith(f"{prefix}aux."):
+                    tensor = state_dict[key].detach()
+                    room = torch.empty_like(tensor, device=layer._home)
+                    held = fill(key, room, tensor)
+                    layer.aux[key.removeprefix(f"{prefix}aux.")] = room if held is None else held
+    except BaseException:
+        layer.clear()  # no mixture of old and new weights
+        raise
+    layer._loaded = set(range(layer.config.local_experts))
+    layer.layout = layout
+    if layout is not None:
+        layer._publish()
+    layer.state = LOADED if layout is None else PACKED
+
+
+def _load_tensors(
+    layer: ExpertWeights,
+    found: dict[str, Tensor | None],
+    extra: dict[str, Any],
+    layout: WeightLayout | None,
+    prefix: str,
+    fill: Fill,
+) -> None:
     packed = layout is not None and not layout.is_canonical
     if packed:
         strides = extra["expert_stride"]
@@ -62,19 +109,12 @@ def load_state(layer: ExpertWeights, state_dict: dict[str, Any], prefix: str, mi
             target = getattr(layer, name)
         if target is None or target.shape != tensor.shape or target.dtype != tensor.dtype:
             wanted = "none" if target is None else f"{target.dtype} {tuple(target.shape)}"
-            layer.clear()
             raise WeightLayoutError(
                 f"{prefix + name}: the state has {tensor.dtype} {tuple(tensor.shape)}, this layer wants {wanted}"
             )
-        target.copy_(tensor)
-    for key in state_dict:
-        if key.startswith(f"{prefix}aux."):
-            layer.aux[key.removeprefix(f"{prefix}aux.")] = state_dict[key].detach().clone().to(layer._home)
-    layer._loaded = set(range(layer.config.local_experts))
-    layer.layout = layout
-    if layout is not None:
-        layer._publish()
-    layer.state = LOADED if layout is None else PACKED
+        held = fill(prefix + name, target, tensor)
+        if held is not None:
+            setattr(layer, name, held)
 
 
 def needed_parameters(config: MoEConfig) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ Order of work, each step before the next: ``models`` reads config.json by its ro
 the method of quantisation (``compressed_tensors``, ``w8a8_int8``, ``quark``, ``modelslim``), ``files`` checks the
 headers of the safetensors files (``unknown_model`` reads names and sizes from them where the table has no row),
 ``experts`` and ``layer_check`` match every stored expert tensor with its one use, ``plan`` holds the outcome,
-``load`` copies.
+``load`` copies, and ``packed_cache`` keeps what a kernel packed.
 """
 
 from __future__ import annotations
@@ -14,27 +14,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .load import Progress, load_moe_layers, load_router, load_router_biases
+    from .packed_cache import CacheOutcome, PackedCache, default_cache_directory
     from .plan import CheckpointPlan, LayerPlan, Routing, SkippedLayer, inspect_checkpoint
 
 __all__ = [
+    "CacheOutcome",
     "CheckpointPlan",
     "LayerPlan",
+    "PackedCache",
     "Progress",
     "Routing",
     "SkippedLayer",
+    "default_cache_directory",
     "inspect_checkpoint",
     "load_moe_layers",
     "load_router",
     "load_router_biases",
 ]
 
-_LOADING = ("Progress", "load_moe_layers", "load_router", "load_router_biases")
+_HOME = {
+    "load": ("Progress", "load_moe_layers", "load_router", "load_router_biases"),
+    "packed_cache": ("CacheOutcome", "PackedCache", "default_cache_directory"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(".load" if name in _LOADING else ".plan", __name__)
+    module = import_module(f".{_MODULE_OF.get(name, 'plan')}", __name__)
     return getattr(module, name)
 
 

@@ -26,6 +26,7 @@ from ..quantize import quantize_weight
 from .experts import FLOATS, ExpertParts, LayerPlan, Part
 from .faults import Faults, Kind
 from .files import TensorEntry
+from .packed_cache import PackedCache
 from .plan import CheckpointPlan, inspect_checkpoint
 
 logger = logging.getLogger("int8moe.checkpoint")
@@ -44,6 +45,7 @@ def load_moe_layers(
     quantize: bool = False,
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
+    cache: PackedCache | None = None,
 ) -> dict[str, FusedMoE]:
     """Load the MoE layers of a checkpoint, packed and ready to be called.
 
@@ -54,7 +56,8 @@ def load_moe_layers(
         quantize: quantise layers that the checkpoint leaves unquantised while loading them. Otherwise they are
             left out and named in a log line (logger "int8moe.checkpoint").
         device: where the weights live.
-        progress: called after each expert with key, bytes read, bytes in total.
+        progress: called after each expert with key, bytes read, bytes in total; a layer of the cache counts at once.
+        cache: packed layers on disk, which are read instead of the checkpoint where they fit; None = no cache.
 
     Returns:
         Layers in order, by the module name that transformers gives the experts (``model.layers.0.mlp.experts``).
@@ -69,24 +72,35 @@ def load_moe_layers(
     total, done = sum(layer.nbytes for layer in chosen), 0
     loaded: dict[str, FusedMoE] = {}
     try:
-        with TensorReader(plan.path) as reader:
-            _check_values(plan, chosen, reader)
+
+        def report(nbytes: int, key: str) -> None:
+            nonlocal done
+            done += nbytes
+            if progress is not None:
+                progress(key, done, total)
+
+        if cache is not None:
             for layer in chosen:
-
-                def report(nbytes: int, key: str = layer.key) -> None:
-                    nonlocal done
-                    done += nbytes
-                    if progress is not None:
-                        progress(key, done, total)
-
-                loaded[layer.key] = _load_layer(layer, reader, report, kernel, device)
+                module = _empty_layer(layer, kernel, device)
+                if cache.load(plan, layer, module):
+                    loaded[layer.key] = module
+                    report(layer.nbytes, layer.key)
+        rest = [layer for layer in chosen if layer.key not in loaded]
+        with TensorReader(plan.path) as reader:
+            _check_values(plan, rest, reader)
+            for layer in rest:
+                module = _empty_layer(layer, kernel, device)
+                _load_layer(layer, module, reader, report)
+                loaded[layer.key] = module
+                if cache is not None:
+                    cache.store(plan, layer, module)
     except WeightLayoutError as error:
         _forget(error, loaded)
         raise CheckpointError(f"{plan.path}: {error}") from None
     except BaseException as error:
         _forget(error, loaded)
         raise
-    return loaded
+    return {layer.key: loaded[layer.key] for layer in chosen}
 
 
 def load_router(plan: CheckpointPlan, layer: int | str | LayerPlan) -> Tensor:
@@ -236,17 +250,15 @@ def _check_finite(
     )
 
 
-def _load_layer(
-    layer: LayerPlan,
-    reader: TensorReader,
-    report: Callable[[int], None],
-    kernel: str | None,
-    device: str | torch.device,
-) -> FusedMoE:
-    """Make one layer, copy its experts in one by one, and pack it; reports the bytes of each expert on disk."""
-    reader.keep_only(_files(layer))
+def _empty_layer(layer: LayerPlan, kernel: str | None, device: str | torch.device) -> FusedMoE:
     module = FusedMoE(layer.config, kernel=kernel, device=device)
     module.layer_name = layer.key
+    return module
+
+
+def _load_layer(layer: LayerPlan, module: FusedMoE, reader: TensorReader, report: Callable[[int, str], None]) -> None:
+    """Copy a layer's experts in one by one, and pack it; reports the bytes of each expert on disk."""
+    reader.keep_only(_files(layer))
     scratch = None if layer.quantized else _Scratch(layer)
     share, rest = divmod(layer.nbytes, len(layer.experts))
     for expert, parts in enumerate(layer.experts):
@@ -262,9 +274,8 @@ def _load_layer(
             w2_weight_scale=down[1],
             **_biases(parts, reader),
         )
-        report(share + (rest if expert == 0 else 0))
+        report(share + (rest if expert == 0 else 0), layer.key)
     module.process_weights_after_loading()
-    return module
 
 
 def _stored(part: Part, reader: TensorReader) -> tuple[Tensor, Tensor]:
