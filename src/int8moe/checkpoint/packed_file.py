@@ -32,7 +32,7 @@ PIECE_BYTES = 16 << 20
 """What one thread reads at a time, and what has a digest of its own."""
 
 _WEIGHT_ALIGNMENT = 64  # that of a layer's own storage
-_CACHED_BYTES = 512 << 10  # read and digested at a time, so that the digest finds the bytes in the core's cache
+_CACHED_BYTES = 1 << 20  # read and digested at a time, so that the digest finds the bytes in the core's cache
 
 
 class DamagedFile(Exception):

@@ -170,11 +170,11 @@ def _request(
 def _measure(request: Request) -> dict[str, Any]:
     from ..benchmark.report import document
     from ..benchmark.run import Benchmark, thread_count
-    from .progress import MeasuringProgress, PackingProgress
+    from .progress import MeasuringProgress, WeightProgress
 
     with thread_count(request.threads) as threads:
         benchmark = Benchmark(request)
-        with PackingProgress(benchmark.weight_bytes) as packing:
+        with WeightProgress(benchmark.weight_bytes) as packing:
             benchmark.load(packing)
         with MeasuringProgress(len(request.tokens)) as measuring:
             results = benchmark.measure(measuring)

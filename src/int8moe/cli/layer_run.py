@@ -14,7 +14,7 @@ from .. import reference
 from ..layer import FusedMoE
 from ..testing.bits import assert_matches, same_bits
 from .memory import PeakMemory
-from .progress import PackingProgress
+from .progress import WeightProgress
 from .source_layers import SourceLayer
 
 SAMPLE_TOKENS = 8
@@ -33,7 +33,8 @@ class LayerRun:
         layout: of the packed weights.
         source_bytes: of its expert weights at the source.
         load_seconds: reading, copying and packing.
-        pack_seconds: packing alone.
+        pack_seconds: packing alone; 0 where the packed cache had the layer.
+        cache: what the packed cache did: "read", "written", "absent", "failed", or "" without one.
         peak_bytes: growth of the process's memory at its highest, from before the layer existed.
         dtype: of the hidden states.
         decode_seconds: one token, median.
@@ -50,6 +51,7 @@ class LayerRun:
     source_bytes: int
     load_seconds: float
     pack_seconds: float
+    cache: str
     peak_bytes: int
     dtype: str
     decode_seconds: float
@@ -60,14 +62,12 @@ class LayerRun:
     difference: str
 
 
-def run_layer(
-    source: SourceLayer, *, kernel: str | None, tokens: int, seed: int, progress: PackingProgress
-) -> LayerRun:
+def run_layer(source: SourceLayer, *, kernel: str | None, tokens: int, seed: int, progress: WeightProgress) -> LayerRun:
     """Load, pack, run, time and compare one layer; nothing of it is kept."""
     memory = PeakMemory()
     started = time.perf_counter()
     progress.begin(source.name)
-    layer, pack_seconds = source.load(kernel, progress.advance)
+    layer, pack_seconds, cache = source.load(kernel, progress.advance)
     progress.end()
     load_seconds = time.perf_counter() - started
     peak_bytes = memory.grown()
@@ -90,6 +90,7 @@ def run_layer(
         source_bytes=source.nbytes,
         load_seconds=load_seconds,
         pack_seconds=pack_seconds,
+        cache=cache,
         peak_bytes=peak_bytes,
         dtype=dtype,
         decode_seconds=decode_seconds,

@@ -1,4 +1,4 @@
-"""Progress of packing and of measuring on stderr: a bar on a terminal, plain lines elsewhere."""
+"""Progress of weights and of measuring on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
-class PackingProgress:
-    """Bytes of weights that are loaded and packed, of all that will be, and the time that is left.
+class WeightProgress:
+    """Bytes of weights that are packed, or done what else with, of all that will be, and the time that is left.
 
     Nothing is redrawn in the background: the kernels that are timed between two layers have the cores alone.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, doing: str = "packing", done: str = "packed") -> None:
         self._total = max(total, 1)
+        self._doing, self._finished = doing, done
         self._done = 0
         self._seconds = 0.0
         self._name = ""
@@ -31,7 +32,7 @@ class PackingProgress:
         self._bar = _make_bar() if sys.stderr.isatty() else None
         self._task = self._bar.add_task("", total=self._total, left="") if self._bar is not None else None
 
-    def __enter__(self) -> PackingProgress:
+    def __enter__(self) -> WeightProgress:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -43,18 +44,18 @@ class PackingProgress:
             self._bar.stop()
 
     def begin(self, name: str) -> None:
-        """Start on a layer."""
+        """Start on a layer or file."""
         self._name = name
         self._started = time.monotonic()
 
     def advance(self, nbytes: int) -> None:
-        """Note that so many more bytes of the layer are read."""
+        """Note that so many more bytes of it are read."""
         self._done += nbytes
-        self._show("packing", at_once=False)
+        self._show(self._doing, at_once=False)
 
     def end(self) -> None:
-        """Finish the layer."""
-        self._show("packed", at_once=True)
+        """Finish it."""
+        self._show(self._finished, at_once=True)
         self._seconds += time.monotonic() - self._started
 
     def _show(self, verb: str, *, at_once: bool) -> None:

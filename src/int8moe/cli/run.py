@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .sources import Source
 
 
-def _layer_numbers(ctx: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
+def layer_numbers(ctx: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
     """``0,2,5`` or ``0-3`` as numbers."""
     if value is None:
         return None
@@ -28,13 +28,24 @@ def _layer_numbers(ctx: click.Context, parameter: click.Parameter, value: str | 
     return sorted(numbers)
 
 
+cache_dir_option = click.option(
+    "--cache-dir",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Folder of packed layers. [default: INT8MOE_CACHE_DIR, else the user's cache folder]",
+)
+
+
 @click.command("run", cls=Verb)
 @click.argument("checkpoint", metavar="[CHECKPOINT]", required=False)
 @click.option("--kernel", metavar="NAME", help="Use this kernel and no other.")
-@click.option("--layers", callback=_layer_numbers, metavar="0,1|0-3", help="Only these layers.")
+@click.option("--layers", callback=layer_numbers, metavar="0,1|0-3", help="Only these layers.")
 @click.option("--tokens", type=click.IntRange(1, 65_536), default=64, show_default=True, help="Tokens of the prefill.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the hidden states.")
 @click.option("--quantize", is_flag=True, help="Quantise the layers that the checkpoint leaves unquantised.")
+@cache_dir_option
+@click.option("--no-cache", is_flag=True, help="Do not look for packed layers.")
+@click.option("--mmap", is_flag=True, help="Map packed layers instead of reading them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
     checkpoint: str | None,
@@ -43,6 +54,9 @@ def command(
     tokens: int,
     seed: int,
     quantize: bool,
+    cache_dir: str | None,
+    no_cache: bool,
+    mmap: bool,
     as_json: bool,
 ) -> int:
     """Load, pack and run the MoE layers of a checkpoint, one after another.
@@ -51,11 +65,16 @@ def command(
     compared, bit for bit, with the reference on weights that are read from the checkpoint again. Layers that the
     checkpoint leaves unquantised, and those outside the model, are named.
 
+    Layers that `int8moe pack` has packed are read from the packed cache; one that no longer fits is reported,
+    and written again.
+
     Without CHECKPOINT it takes examples/tiny-qwen3-moe-w8a8 of a checkout, or a layer made in memory.
     Exits with 1 when a layer's bits differ.
     """
     from .sources import open_source
 
+    if no_cache and (mmap or cache_dir is not None):
+        raise click.UsageError("--no-cache excludes --mmap and --cache-dir")
     source = open_source(checkpoint, layers=layers, quantize=quantize)
     if kernel is not None:
         from ..registry import get_registry
@@ -63,8 +82,9 @@ def command(
         get_registry().find(kernel)  # an unknown name is an error before torch is imported
     import_torch()
     from ..binding import select_kernel
+    from ..checkpoint import PackedCache
     from .layer_run import run_layer
-    from .progress import PackingProgress
+    from .progress import WeightProgress
 
     report = select_kernel(source.config, kernel=kernel)
     if not as_json:
@@ -72,9 +92,10 @@ def command(
         write(f"machine:    {host_line()}")
         how = f"named by {report.pinned}" if report.pinned else "the best of those usable"
         write(f"kernel:     {report.chosen} ({how})")
-        write(f"routing:    {source.routing_note}\n" if source.routing_note else "")
-    found = source.layers(seed)
-    with PackingProgress(sum(layer.nbytes for layer in found)) as progress:
+        write(f"routing:    {source.routing_note}
+" if source.routing_note else "")
+    found = source.layers(seed, None if no_cache else PackedCache(cache_dir, create=False, mmap=mmap))
+    with WeightProgress(sum(layer.nbytes for layer in found)) as progress:
         runs = [run_layer(layer, kernel=kernel, tokens=tokens, seed=seed, progress=progress) for layer in found]
     equal = all(run.as_declared for run in runs)
     if as_json:
@@ -114,7 +135,7 @@ def _write(source: Source, runs: list[LayerRun], tokens: int) -> None:
             run.layer,
             run.kernel,
             human_bytes(run.source_bytes),
-            human_seconds(run.pack_seconds),
+            "cached" if run.cache == "read" else human_seconds(run.pack_seconds),
             f"+{human_bytes(run.peak_bytes)}",
             human_seconds(run.decode_seconds),
             human_seconds(run.prefill_seconds),

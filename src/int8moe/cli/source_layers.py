@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..checkpoint import CheckpointPlan, LayerPlan, load_moe_layers, load_router, load_router_biases
+from ..checkpoint import CheckpointPlan, LayerPlan, PackedCache, load_moe_layers, load_router, load_router_biases
 from ..contracts import MoEConfig
 from ..layer import FusedMoE
 from ..quantize import quantize_experts
@@ -21,6 +21,15 @@ from ..routing import select_experts
 from .canonical import Canonical, read_experts
 
 Advance = Callable[[int], None]
+
+
+class Loaded(NamedTuple):
+    """A packed layer, the seconds that packing alone took, and what the packed cache did."""
+
+    layer: FusedMoE
+    pack_seconds: float
+    cache: str
+    """A state of CacheOutcome; "" where there is no cache."""
 
 
 class SourceLayer(Protocol):
@@ -38,8 +47,8 @@ class SourceLayer(Protocol):
     def nbytes(self) -> int:
         """Bytes of its experts' weights at the source."""
 
-    def load(self, kernel: str | None, advance: Advance) -> tuple[FusedMoE, float]:
-        """The packed layer, and the seconds that packing alone took."""
+    def load(self, kernel: str | None, advance: Advance) -> Loaded:
+        """The packed layer."""
 
     def route(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """topk_weights and topk_ids from the layer's own router."""
@@ -51,14 +60,14 @@ class SourceLayer(Protocol):
 class CheckpointLayer:
     """A layer of a checkpoint."""
 
-    def __init__(self, plan: CheckpointPlan, layer: LayerPlan) -> None:
-        self._plan, self._layer = plan, layer
+    def __init__(self, plan: CheckpointPlan, layer: LayerPlan, cache: PackedCache | None = None) -> None:
+        self._plan, self._layer, self._cache = plan, layer, cache
         self.name = layer.key
         self.config = layer.config
         self.nbytes = layer.nbytes
 
-    def load(self, kernel: str | None, advance: Advance) -> tuple[FusedMoE, float]:
-        """Stream the layer in, quantising it first where it is stored in floats."""
+    def load(self, kernel: str | None, advance: Advance) -> Loaded:
+        """Stream the layer in, quantising it first where it is stored in floats; or take it from the cache."""
         read = 0
         last_read = time.perf_counter()
 
@@ -73,8 +82,15 @@ class CheckpointLayer:
             layers=[self._layer.index],
             quantize=not self._layer.quantized,
             progress=note,
+            cache=self._cache,
         )
-        return layers[self.name], time.perf_counter() - last_read  # packing follows the last expert
+        seconds = time.perf_counter() - last_read  # packing follows the last expert
+        outcome = None if self._cache is None else self._cache.outcomes.get(self.name)
+        if outcome is None:
+            return Loaded(layers[self.name], seconds, "")
+        if outcome.state == "read":
+            return Loaded(layers[self.name], 0.0, outcome.state)
+        return Loaded(layers[self.name], max(seconds - outcome.seconds, 0.0), outcome.state)
 
     def route(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the router that the checkpoint holds; see :attr:`Source.routing_note` for what it leaves out."""
@@ -106,14 +122,14 @@ class SeededLayer:
         self._tensors = Canonical(*quantize_experts(w13, w2))
         self.nbytes = self._tensors.w13_weight.numel() + self._tensors.w2_weight.numel()
 
-    def load(self, kernel: str | None, advance: Advance) -> tuple[FusedMoE, float]:
+    def load(self, kernel: str | None, advance: Advance) -> Loaded:
         """Copy the experts into a layer and pack it."""
         layer = FusedMoE(self.config, kernel=kernel)
         layer.load_weights(**self._tensors._asdict())
         started = time.perf_counter()
         layer.process_weights_after_loading()
         advance(self.nbytes)
-        return layer, time.perf_counter() - started
+        return Loaded(layer, time.perf_counter() - started, "")
 
     def route(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the seeded router."""

@@ -12,6 +12,7 @@ from ..contracts import MoEConfig
 from ..errors import CheckpointError
 
 if TYPE_CHECKING:
+    from ..checkpoint import PackedCache
     from .source_layers import SourceLayer
 
 EXAMPLE = Path("examples") / "tiny-qwen3-moe-w8a8"
@@ -62,13 +63,13 @@ class Source:
             return ""
         return f"softmax over the logits of its routers, where the model itself has {routing}"
 
-    def layers(self, seed: int) -> list[SourceLayer]:
-        """The layers themselves. From here on torch is needed."""
+    def layers(self, seed: int, cache: PackedCache | None = None) -> list[SourceLayer]:
+        """The layers themselves, from the packed cache where they are in it. From here on torch is needed."""
         from .source_layers import CheckpointLayer, SeededLayer
 
         if self.plan is None:
             return [SeededLayer(self.config, seed)]
-        return [CheckpointLayer(self.plan, layer) for layer in self.chosen]
+        return [CheckpointLayer(self.plan, layer, cache) for layer in self.chosen]
 
 
 def open_source(path: str | None, *, layers: Sequence[int] | None, quantize: bool) -> Source:
