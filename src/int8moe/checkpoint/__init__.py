@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .load import Progress, load_moe_layers, load_router, load_router_biases
     from .packed_cache import CacheOutcome, PackedCache, default_cache_directory
     from .plan import CheckpointPlan, LayerPlan, Routing, SkippedLayer, inspect_checkpoint
+    from .w8a8_writer import QuantizedCheckpoint, quantize_checkpoint
 
 __all__ = [
     "CacheOutcome",
@@ -23,6 +24,7 @@ __all__ = [
     "LayerPlan",
     "PackedCache",
     "Progress",
+    "QuantizedCheckpoint",
     "Routing",
     "SkippedLayer",
     "default_cache_directory",
@@ -30,11 +32,13 @@ __all__ = [
     "load_moe_layers",
     "load_router",
     "load_router_biases",
+    "quantize_checkpoint",
 ]
 
 _HOME = {
     "load": ("Progress", "load_moe_layers", "load_router", "load_router_biases"),
     "packed_cache": ("CacheOutcome", "PackedCache", "default_cache_directory"),
+    "w8a8_writer": ("QuantizedCheckpoint", "quantize_checkpoint"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

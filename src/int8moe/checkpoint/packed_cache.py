@@ -28,6 +28,7 @@ from .files import TensorEntry
 from .packed_file import DamagedFile, PackedFile, write_packed
 from .plan import CheckpointPlan
 from .safetensors_file import PARTIAL
+from .stamps import Stamps, content_digest
 
 __all__ = ["CacheOutcome", "PackedCache", "default_cache_directory"]
 
@@ -93,7 +94,7 @@ class PackedCache:
         self.outcomes: dict[str, CacheOutcome] = {}
         self._create, self._required, self._mmap = create, required, mmap
         self._pending: dict[str, dict[str, Any]] = {}
-        self._headers: dict[tuple[str, int, int], str] = {}
+        self._stamps = Stamps()
 
     def file(self, plan: CheckpointPlan, layer: LayerPlan, layout: WeightLayout) -> Path:
         """Where a layer in a layout is kept: one folder a checkpoint, one file a layer and layout."""
@@ -124,7 +125,7 @@ class PackedCache:
                     seconds = time.perf_counter() - started
                     self.outcomes[layer.key] = CacheOutcome("read", file, packed.nbytes, seconds)
                     return True
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if not self._create:
                 self.outcomes[layer.key] = CacheOutcome("absent", file)
                 return False
@@ -179,30 +180,10 @@ class PackedCache:
             "key": layer.key,
             "config": layer.config.model_dump(mode="json"),
             "source": {
-                config_file.name: _digest(config_file),
-                **{file.relative_to(plan.path).as_posix(): self._stamp(file) for file in sorted(files)},
+                config_file.name: content_digest(config_file),
+                **{file.relative_to(plan.path).as_posix(): self._stamps.of(file) for file in sorted(files)},
             },
         }
-
-    def _stamp(self, file: Path) -> list[Any]:
-        """Size, time of change and header of a file; its data is not read."""
-        try:
-            status = file.stat()
-            known = (str(file), status.st_size, status.st_mtime_ns)
-            if known not in self._headers:  # one file may hold many layers
-                with file.open("rb") as stream:
-                    header = stream.read(int.from_bytes(stream.read(8), "little"))
-                self._headers[known] = hashlib.sha256(header).hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
-        return [status.st_size, status.st_mtime_ns, self._headers[known]]
-
-
-def _digest(file: Path) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:

@@ -48,7 +48,7 @@ class _Stored(NamedTuple):
 def write_packed(
     file: Path, tensors: Mapping[str, Tensor], identity: Mapping[str, Any], extra_state: Mapping[str, Any]
 ) -> int:
-    """Write a layer's tensors, largest first, whole or not at all.
+    """Write a layer's tensors, whole or not at all; the largest lie first, where that leaves each aligned to its type.
 
     Returns:
         Bytes of the file.
@@ -58,6 +58,8 @@ def write_packed(
     """
     whole = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     ordered = sorted(whole.items(), key=lambda item: (-item[1].numel() * item[1].element_size(), item[0]))
+    if any(before.numel() * before.element_size() % 8 for _, before in ordered[:-1]):
+        ordered.sort(key=lambda item: -item[1].element_size())
     specs = [TensorSpec(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in ordered]
     file.parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(this_host().num_threads) as pool, written_whole(file) as stream:

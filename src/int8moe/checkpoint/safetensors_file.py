@@ -46,9 +46,14 @@ class TensorSpec(NamedTuple):
     shape: tuple[int, ...]
 
     @property
+    def item_bits(self) -> int:
+        """Bits of one element."""
+        return ITEM_BITS[self.dtype]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its data."""
-        return math.prod(self.shape) * ITEM_BITS[self.dtype] // 8
+        return math.prod(self.shape) * self.item_bits // 8
 
 
 def make_header(tensors: Sequence[TensorSpec], metadata: Mapping[str, str], *, align: int = 8) -> bytes:

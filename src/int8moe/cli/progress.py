@@ -43,6 +43,12 @@ class WeightProgress:
         if self._bar is not None:
             self._bar.stop()
 
+    def set_total(self, total: int) -> None:
+        """Correct the sum of all bytes."""
+        self._total = max(total, 1)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=self._total)
+
     def begin(self, name: str) -> None:
         """Start on a layer or file."""
         self._name = name
