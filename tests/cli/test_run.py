@@ -20,6 +20,7 @@ LAYER_FIELDS = {
     "source_bytes",
     "load_seconds",
     "pack_seconds",
+    "cache",
     "peak_bytes",
     "dtype",
     "decode_seconds",
