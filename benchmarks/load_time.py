@@ -13,13 +13,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from layer_time import SHAPES, Shape
 from safetensors.torch import save_file
 
 import int8moe
 from int8moe.checkpoint import PackedCache, inspect_checkpoint
 from int8moe.host import this_host
 from int8moe.storage import allocate_bytes
+
+
+class Shape(NamedTuple):
+    """Sizes of one MoE layer."""
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+
+
+SHAPES = {
+    "qwen3-30b-a3b": Shape(128, 8, 2048, 768),
+    "mixtral-8x7b": Shape(8, 2, 4096, 14336),
+    "smoke": Shape(16, 2, 256, 128),
+}
 
 
 def write_checkpoint(folder: Path, shape: Shape, layers: int) -> Path:
