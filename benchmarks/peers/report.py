@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -167,7 +168,7 @@ def document(
             {
                 "peer": entrant.label,
                 "about": entrant.peer.about,
-                "error": entrant.error,
+                "error": entrant.error if entrant.error is not None and math.isfinite(entrant.error) else None,
                 "computes_something_else": _computes_something_else(entrant.error),
                 **entrant.loaded,
             }
@@ -182,7 +183,7 @@ def write_json(path: Path, document: Any) -> None:
     """Write beside and rename, so that no half file is left."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            json.dump(document, file, indent=1)
+            json.dump(document, file, indent=1, allow_nan=False)
         except BaseException:
             Path(file.name).unlink()
             raise

@@ -152,9 +152,9 @@ def command(
     finally:
         for entrant in entrants:
             entrant.process.end()
-    show(entrants, refused, points)
     if json_path is not None:
         write_json(json_path, document(plan, about, entrants, refused, points))
+    show(entrants, refused, points)
     findings = [*_without_figures(names or (), refused, points), *([] if smoke else _void(tolerance, points))]
     for finding in findings:
         say(finding)

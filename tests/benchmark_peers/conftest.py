@@ -38,7 +38,6 @@ class Dies(Adapter):
 
 class Hangs(Adapter):
     def __init__(self, *arguments):
-        print("about to wait", flush=True)
         time.sleep(1000)
 
 
@@ -75,7 +74,7 @@ class DiesLate(Wrong):
         if self.calls > 20:
             os.write(2, b"assertion failed: abacus\\n")
             os.abort()
-        return hidden_states
+        return hidden_states * float("nan")
 '''
 
 

@@ -77,6 +77,7 @@ def test_workers_that_compute_the_layer_are_told_from_one_that_does_not(outcome:
     assert errors["int8moe (again)"] == errors["int8moe"]
     assert 0 < errors["torch-grouped-bf16"][0] < errors["int8moe"][0]
     assert errors["wrong"] == (1.0, True)
+    assert errors["dies-late"] == (None, True)  # not a number
     assert not errors["int8moe"][1]
     assert "its error is above 0.05: it computes something else" in outcome.stdout
 
@@ -93,7 +94,7 @@ def test_a_peer_that_dies_is_a_row_with_the_signal(outcome: Outcome) -> None:
 
 
 def test_a_peer_that_hangs_is_ended(outcome: Outcome) -> None:
-    assert outcome.reason("hangs") == "ended: no answer within 1 s while it loaded; it said: about to wait"
+    assert outcome.reason("hangs").startswith("ended: no answer within 1 s while it loaded")
 
 
 def test_what_a_peer_says_is_its_reason(outcome: Outcome) -> None:
