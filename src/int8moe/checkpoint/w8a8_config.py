@@ -7,7 +7,7 @@ from typing import Any
 
 from .experts import FLOATS
 from .files import TensorEntry
-from .models import experts_layer
+from .names import experts_place
 
 _SCHEME = {
     "num_bits": 8,
@@ -52,6 +52,6 @@ def _ignored(unquantized: Iterable[TensorEntry], skipped_layers: Iterable[int]) 
     for entry in unquantized:
         module, dot, parameter = entry.name.rpartition(".")
         linear = dot and parameter == "weight" and len(entry.shape) == 2 and entry.dtype in FLOATS
-        if linear and not module.endswith("embed_tokens") and experts_layer(entry.name) is None:
+        if linear and not module.endswith("embed_tokens") and experts_place(entry.name) is None:
             names.add(module)
     return [*sorted(names), *(rf"re:model\.layers\.{layer}\..*" for layer in sorted(skipped_layers))]

@@ -21,9 +21,9 @@ import torch
 from ..errors import CheckpointError, UnsupportedInputError
 from ..quantize import quantize_weight
 from .experts import Part
+from .families import FAMILIES, PROJ
 from .files import TensorEntry, read_json, read_tensors
 from .load import TensorReader
-from .models import FAMILIES
 from .plan import CheckpointPlan, inspect_checkpoint
 from .safetensors_file import PARTIAL, TensorSpec, make_header, tensor_bytes, written_whole
 from .stamps import Stamps, content_digest
@@ -181,7 +181,8 @@ def _unquantized(plan: CheckpointPlan) -> CheckpointPlan:
 
 def _items(plan: CheckpointPlan, tensors: dict[str, TensorEntry]) -> list[_Item]:
     """What becomes of every tensor of the source, file by file."""
-    naming = next(naming for naming in FAMILIES[plan.model_type].namings if not naming.fused)
+    family = FAMILIES.get(plan.model_type)
+    naming = next((naming for naming in family.namings if not naming.fused), None) if family is not None else None
     quantized: dict[str, list[_Item]] = {}
     for layer in plan.layers:
         hidden, width = layer.config.hidden_size, layer.config.intermediate_size
@@ -189,8 +190,12 @@ def _items(plan: CheckpointPlan, tensors: dict[str, TensorEntry]) -> list[_Item]
             for role, part in zip(("gate", "up", "down"), (parts.gate, parts.up, parts.down), strict=True):
                 shape = (hidden, width) if role == "down" else (width, hidden)
                 fused = part.expert is not None
-                linear = naming.linear(layer.index, expert, role)
-                module = linear if fused else part.weight.name.removesuffix(".weight")
+                if not fused:
+                    module = part.weight.name.removesuffix(".weight")
+                elif naming is not None:
+                    module = naming.linear(layer.index, expert, role)
+                else:
+                    module = f"{layer.key}.{expert}.{PROJ[role]}"
                 share = part.weight.nbytes * shape[0] * shape[1] // math.prod(part.weight.shape)
                 item = _Item(part.weight, share, module, expert, part, shape)
                 quantized.setdefault(part.weight.name, []).append(item)

@@ -92,8 +92,7 @@ def command(
         write(f"machine:    {host_line()}")
         how = f"named by {report.pinned}" if report.pinned else "the best of those usable"
         write(f"kernel:     {report.chosen} ({how})")
-        write(f"routing:    {source.routing_note}
-" if source.routing_note else "")
+        write(f"routing:    {source.routing_note}\n" if source.routing_note else "")
     found = source.layers(seed, None if no_cache else PackedCache(cache_dir, create=False, mmap=mmap))
     with WeightProgress(sum(layer.nbytes for layer in found)) as progress:
         runs = [run_layer(layer, kernel=kernel, tokens=tokens, seed=seed, progress=progress) for layer in found]
