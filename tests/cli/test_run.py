@@ -113,10 +113,11 @@ def test_without_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "made in memory" in source.title
     (layer,) = source.layers(seed=1)
     made: list[int] = []
-    packed, seconds = layer.load("reference.torch", made.append)
+    loaded = layer.load("reference.torch", made.append)
     assert sum(made) == layer.nbytes
-    assert seconds >= 0
-    assert layer.canonical([1, 3]).w13_weight.equal(packed.w13_weight[[1, 3]])
+    assert loaded.pack_seconds >= 0
+    assert loaded.cache == ""
+    assert layer.canonical([1, 3]).w13_weight.equal(loaded.layer.w13_weight[[1, 3]])
 
 
 def test_example_is_found_from_its_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

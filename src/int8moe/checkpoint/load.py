@@ -70,30 +70,16 @@ def load_moe_layers(
     plan = path if isinstance(path, CheckpointPlan) else inspect_checkpoint(path)
     chosen = _choose(plan, layers, quantize)
     total, done = sum(layer.nbytes for layer in chosen), 0
+
+    def report(nbytes: int, key: str) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(key, done, total)
+
     loaded: dict[str, FusedMoE] = {}
     try:
-
-        def report(nbytes: int, key: str) -> None:
-            nonlocal done
-            done += nbytes
-            if progress is not None:
-                progress(key, done, total)
-
-        if cache is not None:
-            for layer in chosen:
-                module = _empty_layer(layer, kernel, device)
-                if cache.load(plan, layer, module):
-                    loaded[layer.key] = module
-                    report(layer.nbytes, layer.key)
-        rest = [layer for layer in chosen if layer.key not in loaded]
-        with TensorReader(plan.path) as reader:
-            _check_values(plan, rest, reader)
-            for layer in rest:
-                module = _empty_layer(layer, kernel, device)
-                _load_layer(layer, module, reader, report)
-                loaded[layer.key] = module
-                if cache is not None:
-                    cache.store(plan, layer, module)
+        _load_into(loaded, plan, chosen, kernel, device, report, cache)
     except WeightLayoutError as error:
         _forget(error, loaded)
         raise CheckpointError(f"{plan.path}: {error}") from None
@@ -248,6 +234,33 @@ def _check_finite(
         f"{entry.name} (expert {expert}, in {entry.file.name}) holds {bad[0].item():g} in {bad.numel()} of "
         f"{values.numel()} places; {what} are finite{' and not negative' if least == 0 else ''}",
     )
+
+
+def _load_into(
+    loaded: dict[str, FusedMoE],
+    plan: CheckpointPlan,
+    chosen: list[LayerPlan],
+    kernel: str | None,
+    device: str | torch.device,
+    report: Callable[[int, str], None],
+    cache: PackedCache | None,
+) -> None:
+    """Read layers from the cache where they are in it, else from the checkpoint; report takes bytes and key."""
+    if cache is not None:
+        for layer in chosen:
+            module = _empty_layer(layer, kernel, device)
+            if cache.load(plan, layer, module):
+                loaded[layer.key] = module
+                report(layer.nbytes, layer.key)
+    rest = [layer for layer in chosen if layer.key not in loaded]
+    with TensorReader(plan.path) as reader:
+        _check_values(plan, rest, reader)
+        for layer in rest:
+            module = _empty_layer(layer, kernel, device)
+            _load_layer(layer, module, reader, report)
+            loaded[layer.key] = module
+            if cache is not None:
+                cache.store(plan, layer, module)
 
 
 def _empty_layer(layer: LayerPlan, kernel: str | None, device: str | torch.device) -> FusedMoE:
