@@ -179,9 +179,10 @@ struct Avx2Kernel {
       const int64_t left = block.rows - r0;
       const int rows = rows_of_pass(left);
       for (int r = 0; r < rows; ++r) row[r] = block.row(r0 + r);
-      // The last of several passes over the panels fetches what comes next; the others, their own streams.
-      const bool last_of_several = r0 > 0 && rows == left;
-      const int64_t near = last_of_several ? block.next_offset : kNear, far = last_of_several ? near : kFar;
+      // One or two rows wait for memory whatever is done, and do so least along their own streams. More have arithmetic
+      // to hide it behind: their first pass fetches what this worker needs next, which found its own weights so.
+      const bool fetch_next = r0 == 0 && rows > 2;
+      const int64_t near = fetch_next ? block.next_offset : kNear, far = fetch_next ? block.next_offset : kFar;
       switch (rows) {
         case 1: tiles<1, 4>(block, near, row, acc); break;
         case 2: tiles<2, 4>(block, near, row, acc); break;

@@ -177,7 +177,7 @@ class Driver {
     if (rows_ > 0) {
       rows_per_task_ = rows_of_task(hidden_);
       run_region(runtime_, workers_for(tokens_ * hidden_), ceil_div(tokens_, rows_per_task_), quantize_tokens, this);
-      run_region(runtime_, gemm_workers_, gemm1_tasks(), gemm1_function(), this);
+      run_region(runtime_, gemm_workers_, gemm1_tasks(), gemm1_function(), this, kAhead);
       rows_per_task_ = rows_of_task(inner_);
       run_region(runtime_, workers_for(rows_ * inner_), ceil_div(rows_, rows_per_task_), quantize_hidden, this);
     }
@@ -213,7 +213,7 @@ class Driver {
     return routed;
   }
 
-  static void quantize_tokens(void* context, int64_t task, int worker) {
+  static void quantize_tokens(void* context, int64_t task, int64_t, int worker) {
     Driver& d = *static_cast<Driver*>(context);
     const int64_t first = task * d.rows_per_task_;
     const int64_t last = first + d.rows_per_task_ < d.tokens_ ? first + d.rows_per_task_ : d.tokens_;
@@ -263,7 +263,7 @@ class Driver {
     scale1_[token] = quantize_row<Kernel>(wide, depth1_, prepared);
   }
 
-  static void quantize_hidden(void* context, int64_t task, int) {
+  static void quantize_hidden(void* context, int64_t task, int64_t, int) {
     Driver& d = *static_cast<Driver*>(context);
     const int64_t first = task * d.rows_per_task_;
     const int64_t last = first + d.rows_per_task_ < d.rows_ ? first + d.rows_per_task_ : d.rows_;
@@ -285,8 +285,8 @@ class Driver {
   }
 
   template <int kActivation>
-  static INT8MOE_NOINLINE void gemm1_task(void* context, int64_t task, int) {
-    static_cast<Driver*>(context)->gemm1<kActivation>(task);
+  static INT8MOE_NOINLINE void gemm1_task(void* context, int64_t task, int64_t next, int) {
+    static_cast<Driver*>(context)->gemm1<kActivation>(task, next);
   }
 
   // One task of GEMM1: `group` panels of h, of one expert.
@@ -309,12 +309,10 @@ class Driver {
   }
 
   template <int kActivation>
-  void gemm1(int64_t task) {
+  void gemm1(int64_t task, int64_t next_task) {
     constexpr bool kGated = is_gated(kActivation);
     const Columns columns = columns_of(task);
-    // Tasks are handed out in order, so with equal ones this worker's next is that many further on.
-    const int64_t later = task + gemm_workers_;
-    const Columns next = columns_of(later < gemm1_tasks() ? later : task);
+    const Columns next = columns_of(next_task);
     const ActiveExpert expert = columns.expert;
     const int64_t panel0 = columns.panel0;
     const int group = columns.group;
@@ -354,7 +352,7 @@ class Driver {
     });
   }
 
-  static INT8MOE_NOINLINE void gemm2_task(void* context, int64_t task, int worker) {
+  static INT8MOE_NOINLINE void gemm2_task(void* context, int64_t task, int64_t, int worker) {
     Driver& d = *static_cast<Driver*>(context);
     float* sums = d.rows_call_ != nullptr ? nullptr : d.sums_ + worker * d.tokens_ * kBlock;
     if (d.layer_->w2_bias != nullptr)

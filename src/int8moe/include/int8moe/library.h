@@ -44,7 +44,7 @@ struct PackJob {
   bool unpack;
 };
 
-void pack_expert(void* context, int64_t expert, int worker) {
+void pack_expert(void* context, int64_t expert, int64_t, int worker) {
   const PackJob& job = *static_cast<const PackJob*>(context);
   uint8_t* storage = job.call->storage + expert * job.call->expert_stride;
   uint8_t* temporary = job.temporary + worker * job.temporary_bytes;

@@ -47,12 +47,12 @@ struct Limits {
     int32_t mixed;  // likewise
   };
 
-  static INT8MOE_NOINLINE void peak_task(void* context, int64_t, int) {
+  static INT8MOE_NOINLINE void peak_task(void* context, int64_t, int64_t, int) {
     Peak* job = static_cast<Peak*>(context);
     __atomic_fetch_add(&job->products, Kernel::peak(job->iterations), __ATOMIC_RELAXED);
   }
 
-  static INT8MOE_NOINLINE void read_task(void* context, int64_t task, int) {
+  static INT8MOE_NOINLINE void read_task(void* context, int64_t task, int64_t, int) {
     Read* job = static_cast<Read*>(context);
     const int64_t first = task * job->share, stop = first + job->share;
     const int64_t last = stop < job->blocks ? stop : job->blocks;

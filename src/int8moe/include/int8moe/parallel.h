@@ -13,23 +13,32 @@
 namespace int8moe {
 namespace {
 
-// `worker` is in [0, workers): no two tasks that run at the same time have the same.
-typedef void (*TaskFunction)(void* context, int64_t task, int worker);
+// `worker` is in [0, workers): no two tasks that run at the same time have the same. `next` is the task that this worker
+// does afterwards, where it has one and kAhead is given; else it is `task` itself.
+typedef void (*TaskFunction)(void* context, int64_t task, int64_t next, int worker);
+
+// kAhead: a worker takes its next task before it does one, so that the one knows what to fetch for the other. The price
+// is a task that waits for a busy worker while another has none: for regions of many small tasks.
+enum Taking { kOneByOne, kAhead };
 
 struct Region {
   TaskFunction function;
   void* context;
   int64_t tasks;
   int64_t next;  // touched with __atomic_* only
+  Taking taking;
+
+  int64_t take() { return __atomic_fetch_add(&next, int64_t{1}, __ATOMIC_RELAXED); }
 };
 
 inline INT8MOE_NOINLINE void run_tasks(int64_t begin, int64_t, void* opaque) {
   Region* region = static_cast<Region*>(opaque);
   const IeeeGuard guard;
-  for (;;) {
-    const int64_t task = __atomic_fetch_add(&region->next, int64_t{1}, __ATOMIC_RELAXED);
-    if (task >= region->tasks) return;
-    region->function(region->context, task, static_cast<int>(begin));
+  int64_t task = region->take();
+  while (task < region->tasks) {
+    int64_t next = region->taking == kAhead ? region->take() : region->tasks;
+    region->function(region->context, task, next < region->tasks ? next : task, static_cast<int>(begin));
+    task = region->taking == kAhead ? next : region->take();
   }
 }
 
@@ -43,9 +52,9 @@ inline int worker_count(const int8moe_runtime* runtime, int32_t bound) {
 }
 
 inline void run_region(const int8moe_runtime* runtime, int workers, int64_t tasks, TaskFunction function,
-                       void* context) {
+                       void* context, Taking taking = kOneByOne) {
   if (tasks <= 0) return;
-  Region region = {function, context, tasks, 0};
+  Region region = {function, context, tasks, 0, taking};
   const int64_t chunks = tasks < workers ? tasks : workers;
   if (chunks > 1 && runtime->parallel_for != nullptr &&
       runtime->parallel_for(0, chunks, 1, run_tasks, &region) == 0)
