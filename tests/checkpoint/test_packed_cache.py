@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from checkpoint_builder import KEY, config, quantization, tensors, write
 from safetensors import safe_open
 
 import int8moe
+import int8moe.checkpoint.load as load_module
 from int8moe.checkpoint import PackedCache, packed_cache, packed_file, safetensors_file
 
 COMMAND = [sys.executable, "-c", "from int8moe.cli import main; main()"]
@@ -124,6 +127,29 @@ def test_layers_partly_in_the_cache_keep_their_order(checkpoint: Path, folder: P
     layers, states = load(checkpoint, folder)
     assert states == ["written", "read"]
     assert list(layers) == [KEY.format(0), KEY.format(1)]
+
+
+def test_after_an_interrupt_no_layer_is_kept(checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    int8moe.load_moe_layers(checkpoint, layers=[0], cache=PackedCache(folder))
+    made: list[weakref.ref[int8moe.FusedMoE]] = []
+
+    class Recorded(int8moe.FusedMoE):
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            super().__init__(*args, **keywords)
+            made.append(weakref.ref(self))
+
+    def interrupt(key: str, done: int, total: int) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(load_module, "FusedMoE", Recorded)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        int8moe.load_moe_layers(checkpoint, progress=interrupt, cache=PackedCache(folder))
+    gc.collect()
+    assert len(made) == 3  # layer 0 of the cache; layer 1, which is not in it, and again to be read
+    assert [reference() for reference in made] == [None] * 3
+    assert caught.value.__traceback__ is not None  # it is kept, and holds nothing
+    assert len(files(folder)) == 1
 
 
 # ---- what no longer fits is reported in one line, and written again ----------------------------------------------

@@ -124,7 +124,7 @@ class PackedFile:
             DamagedFile: its bytes are not those that were written.
         """
         if not target.is_contiguous() or target.device.type != "cpu":
-            room = torch.empty(target.shape, dtype=target.dtype)
+            room = torch.empty(target.shape, dtype=target.dtype, device="cpu")
             self.read_into(name, room)
             target.copy_(room)
             return

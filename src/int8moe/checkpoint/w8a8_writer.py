@@ -303,7 +303,7 @@ def _write_item(item: _Item, offsets: dict[str, int], reader: TensorReader, stre
         stream.write(tensor_bytes(reader.read(item.entry).contiguous()))
         return
     source = reader.read_weight(item.part)
-    scales = torch.empty(item.shape[0], dtype=torch.float32)
+    scales = torch.empty(item.shape[0], dtype=torch.float32, device="cpu")
     step = max(1, _QUANTIZE_ELEMENTS // item.shape[1])
     for start in range(0, item.shape[0], step):  # a row has its own scale: that changes no bit
         rows = source[start : start + step]
