@@ -16,6 +16,7 @@ VARIABLES = {
     "INT8MOE_MAX_ISA": "highest instruction-set tier that may be used",
     "INT8MOE_NUM_THREADS": "workers per parallel region",
     "INT8MOE_CACHE_DIR": "folder of packed layers; without it the user's cache folder",
+    "INT8MOE_TRANSFORMERS_UNTESTED": "1: accept a version of transformers that int8moe was not tested with",
     "INT8MOE_LOG": "debug, info, warning or error",
 }
 

@@ -1,0 +1,119 @@
+"""The modules that take the place of a model's experts, MLPs and linears when a quantised checkpoint is loaded.
+
+They are made empty, because transformers builds models without data first, and get their weights afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...contracts import MoEConfig
+from ...errors import WeightLayoutError
+from ...layer import FusedMoE
+
+INTEGER_DTYPE = {torch.bfloat16: torch.bfloat16}
+"""Model dtype -> dtype of the integers that :class:`QuantizedLinear` multiplies; float32 for all others.
+
+Integers up to 256 are exact in bfloat16. They are in float16, too, but sums of their products overflow there.
+"""
+
+
+class QuantizedExperts(nn.Module):
+    """The routed experts of one layer, called as transformers calls its own.
+
+    Attributes:
+        key: name of the experts in the checkpoint.
+        index: number of the layer.
+        fused: the packed layer.
+    """
+
+    fused: FusedMoE | None
+
+    def __init__(self, key: str, index: int, config: MoEConfig) -> None:
+        super().__init__()
+        self.key, self.index = key, index
+        self.num_experts = config.num_experts
+        self.fused = None
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """``[M, H]``, ``[M, k]`` ids, ``[M, k]`` weights -> ``[M, H]``; ids from num_experts on contribute nothing."""
+        return _loaded(self.fused, self.key)(hidden_states, top_k_weights, top_k_index)
+
+
+class QuantizedMLP(nn.Module):
+    """A gated MLP without biases (a shared expert, a dense layer): experts with one expert that every token visits."""
+
+    fused: FusedMoE | None
+
+    def __init__(self, key: str, config: MoEConfig) -> None:
+        super().__init__()
+        self.key, self.config = key, config
+        self.fused = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., H]`` -> ``[..., H]``."""
+        shape = (*x.shape[:-1], 1)
+        ids = torch.zeros(shape, dtype=torch.int32, device=x.device)
+        weights = torch.ones(shape, dtype=torch.float32, device=x.device)
+        return _loaded(self.fused, self.key)(x, weights, ids)
+
+
+class QuantizedLinear(nn.Module):
+    """A W8A8 linear: each row of the input is quantised by itself, then integers are multiplied.
+
+    The integers lie in a float dtype that holds them exactly, so that torch's own matrix product serves on every
+    machine. Its sums are rounded as that dtype's products are.
+
+    Attributes:
+        weight: ``[N, K]``, whole numbers from -128 to 127.
+        weight_scale: fp32 ``[N]``.
+        bias: ``[N]`` or None.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(self, key: str, linear: nn.Linear) -> None:
+        super().__init__()
+        self.key = key
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_buffer("weight", None)
+        self.register_buffer("weight_scale", None)
+        self.register_parameter("bias", linear.bias)
+
+    def fill(self, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> None:
+        """Take int8 ``[N, K]`` and fp32 ``[N]``; ``dtype`` is the model's."""
+        self.weight = weight.to(INTEGER_DTYPE.get(dtype, torch.float32))
+        self.weight_scale = weight_scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., K]`` -> ``[..., N]``, in the dtype of x."""
+        quantized, scale = quantize_activations(x)
+        sums = nn.functional.linear(quantized.to(self.weight.dtype), self.weight).to(torch.float32)
+        out = sums * scale * self.weight_scale
+        if self.bias is not None:
+            out = out + self.bias.to(torch.float32)
+        return out.to(x.dtype)
+
+
+def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Q of docs/numerics.md for rows ``[..., K]``: whole numbers in fp32, and fp32 scales ``[..., 1]``.
+
+    The same as :func:`int8moe.reference.quantize_rows`, in operations that torch.compile can fuse.
+    """
+    rows = x.to(torch.float32)
+    amax = rows.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.full_like(amax, 127.0) / amax
+    live = torch.isfinite(amax) & torch.isfinite(inverse)
+    scaled = torch.where(live, rows * inverse, 0.0)
+    scale = torch.where(live, amax / torch.full_like(amax, 127.0), 0.0)
+    scale = torch.where(torch.isfinite(amax), scale, torch.nan)
+    return scaled.round().clamp(-127.0, 127.0), scale
+
+
+def _loaded(fused: FusedMoE | None, key: str) -> FusedMoE:
+    if fused is None:
+        raise WeightLayoutError(f"{key}: the weights are not loaded; load the model with from_pretrained")
+    return fused
