@@ -22,6 +22,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "verify": ("verify", "Run the conformance suite on one kernel."),
     "doctor": ("doctor", "What is wrong with this installation and machine, and what mends it."),
     "run": ("run", "Pack and run the MoE layers of a checkpoint, and compare bits with the reference."),
+    "generate": ("generate", "Continue a text with a whole model, its experts in INT8."),
+    "eval": ("eval", "Bits per byte and perplexity of a text."),
     "bench": ("bench", "Time one MoE layer against the roofline of this machine."),
     "pack": ("pack", "Write the packed layers of a checkpoint to disk, so that loading only reads them."),
     "quantize": ("quantize", "Make a compressed-tensors W8A8 checkpoint of an unquantised one."),

@@ -81,13 +81,13 @@ def _stdout() -> TextIO | None:
     return _data or sys.stdout
 
 
-def write(text: str) -> None:
+def write(text: str, end: str = "\n") -> None:
     """Print on stdout. When the reader has gone, this and everything later is dropped without a word."""
     stream = _stdout()
     if stream is None:
         return
     try:
-        stream.write(f"{text}\n")
+        stream.write(f"{text}{end}")
         stream.flush()
     except BrokenPipeError:
         discard_stdout()

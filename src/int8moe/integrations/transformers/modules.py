@@ -12,11 +12,15 @@ from ...contracts import MoEConfig
 from ...errors import WeightLayoutError
 from ...layer import FusedMoE
 
-INTEGER_DTYPE = {torch.bfloat16: torch.bfloat16}
-"""Model dtype -> dtype of the integers that :class:`QuantizedLinear` multiplies; float32 for all others.
 
-Integers up to 256 are exact in bfloat16. They are in float16, too, but sums of their products overflow there.
-"""
+def integer_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Float dtype of the integers that :class:`QuantizedLinear` multiplies, for a model of ``dtype``.
+
+    bfloat16 holds integers up to 256, and is taken where the machine multiplies it with sums in fp32; torch's own
+    loops round the sums on the way. In float16 the sums would overflow.
+    """
+    native = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
 
 
 class QuantizedExperts(nn.Module):
@@ -83,9 +87,13 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("weight_scale", None)
         self.register_parameter("bias", linear.bias)
 
+    def extra_repr(self) -> str:
+        """Sizes, as torch shows those of a linear."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
     def fill(self, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> None:
         """Take int8 ``[N, K]`` and fp32 ``[N]``; ``dtype`` is the model's."""
-        self.weight = weight.to(INTEGER_DTYPE.get(dtype, torch.float32))
+        self.weight = weight.to(integer_dtype(dtype))
         self.weight_scale = weight_scale
 
     def forward(self, x: Tensor) -> Tensor:

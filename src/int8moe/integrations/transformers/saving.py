@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import torch
@@ -18,7 +19,13 @@ _INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 
 def quantization_dict(model: nn.Module) -> dict[str, Any]:
     """The quantization_config of a model as it is: all linears but those that stayed floats."""
-    floats = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    modules = dict(model.named_modules())
+    floats = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    floats += [
+        f"re:{re.escape(name)}\\..*"
+        for name, module in modules.items()
+        if name.endswith(".experts") and not isinstance(module, QuantizedExperts)
+    ]
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
@@ -91,9 +98,7 @@ def _projections(fused: FusedMoE, expert: int, name_of: Any) -> dict[str, Tensor
         ("up", "w13", slice(width, 2 * width)),
         ("down", "w2", slice(None)),
     ):
-        weight, scale, bias = (
-            getattr(canonical, f"{stack}_{part}") for part in ("weight", "weight_scale", "bias")
-        )
+        weight, scale, bias = (getattr(canonical, f"{stack}_{part}") for part in ("weight", "weight_scale", "bias"))
         state.update(_pair(name_of(role), weight[expert, rows], scale[expert, rows]))
         if bias is not None:
             state[f"{name_of(role)}.bias"] = bias[expert, rows].clone()

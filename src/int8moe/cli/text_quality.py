@@ -1,0 +1,93 @@
+"""What ``int8moe eval`` measures with a loaded model. Imports torch."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedInputError
+from .language_model import LanguageModel, encode
+
+_LOGITS_AT_A_TIME = 1 << 24
+"""Windows are taken together until their logits are so many."""
+
+
+@dataclass(frozen=True)
+class TextQuality:
+    """How well a model predicts a text.
+
+    Attributes:
+        num_bytes: of the text, in UTF-8.
+        num_tokens: of the text.
+        num_predicted: tokens that are predicted: all but the first of each window.
+        nats: negative log likelihood of these, summed.
+        seconds: for all forward passes.
+    """
+
+    num_bytes: int
+    num_tokens: int
+    num_predicted: int
+    nats: float
+    seconds: float
+
+    @property
+    def bits_per_byte(self) -> float:
+        """The predicted tokens count for their share of the bytes."""
+        return self.nats / math.log(2) / (self.num_bytes * self.num_predicted / self.num_tokens)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log likelihood a token; infinite where that is too large for a float."""
+        mean = self.nats / self.num_predicted
+        return math.exp(mean) if mean < 700 else math.inf
+
+
+def measure(language_model: LanguageModel, text: str, *, window: int) -> TextQuality:
+    """Predict a text, window by window.
+
+    Raises:
+        UnsupportedInputError: it has fewer than two tokens, or the window is longer than the model takes.
+    """
+    longest = language_model.longest
+    if longest is not None and window > longest:
+        raise UnsupportedInputError(f"--window {window} is more than the {longest} tokens that the model takes")
+    ids = encode(language_model, text)
+    if len(ids) < 2:
+        raise UnsupportedInputError(f"the text has {len(ids)} tokens; at least 2 are needed to predict one")
+    vocabulary = language_model.model.config.get_text_config().vocab_size
+    together = max(1, _LOGITS_AT_A_TIME // (window * vocabulary))
+    nats, predicted, started = 0.0, 0, time.perf_counter()
+    with torch.inference_mode():
+        for batch in _with_progress(list(_batches(ids, window, together))):
+            logits = language_model.model(input_ids=batch, use_cache=False).logits[:, :-1].to(torch.float32)
+            losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+            nats += float(losses.to(torch.float64).sum())
+            predicted += losses.numel()
+    seconds = time.perf_counter() - started
+    return TextQuality(len(text.encode("utf-8")), len(ids), predicted, nats, seconds)
+
+
+def _batches(ids: Tensor, window: int, together: int) -> Iterator[Tensor]:
+    """``[windows, window]`` ids, and the rest, if it is of two tokens or more, as one shorter window."""
+    whole = len(ids) // window * window
+    if whole:
+        yield from ids[:whole].reshape(-1, window).split(together)
+    if len(ids) - whole > 1:
+        yield ids[None, whole:]
+
+
+def _with_progress(batches: list[Tensor]) -> Iterator[Tensor]:
+    """A bar on a terminal's stderr."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield from batches
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(batches, description="predicting", console=Console(stderr=True), transient=True)
