@@ -36,9 +36,10 @@ def command(
 ) -> int:
     """Measure bits per byte and perplexity of a text (UTF-8), with the experts in INT8.
 
-    The model runs in transformers (the extra int8moe[transformers]). The text is cut into windows; every token of a window
-    but the first is predicted from those before it. Lower is better; the figure in bits per byte can be compared
-    between models with other tokenizers. INT8MOE_KERNEL names a kernel.
+    The model runs in transformers (the extra int8moe[transformers]). The text is cut into windows; from each
+    token and those before it in its window the next one is predicted. A rest shorter than a window is left out.
+    Lower is better; bits per byte can be compared between models with other tokenizers. INT8MOE_KERNEL names a
+    kernel.
     """
     from ..errors import UnsupportedInputError
     from .sources import open_source

@@ -85,6 +85,6 @@ def command(
 def _summary(result: Generation, kernel: str) -> str:
     decode = "" if result.decode_rate is None else f", decode {result.decode_rate:.1f} tokens/s"
     return (
-        f"{len(result.tokens)} tokens after {result.prompt_tokens}; prefill {result.prefill_rate:.1f} tokens/s{decode}; "
-        f"kernel {kernel}"
+        f"{len(result.tokens)} tokens after {result.prompt_tokens}; "
+        f"prefill {result.prefill_rate:.1f} tokens/s{decode}; kernel {kernel}"
     )

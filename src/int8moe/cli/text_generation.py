@@ -85,8 +85,8 @@ def generate(
     longest = language_model.longest
     if longest is not None and len(ids) + max_new_tokens > longest:
         raise UnsupportedInputError(
-            f"{len(ids)} tokens of prompt and {max_new_tokens} new ones are more than the {longest} that the model takes; "
-            f"give a shorter prompt, or --max-new-tokens {max(longest - len(ids), 0)}"
+            f"{len(ids)} tokens of prompt and {max_new_tokens} new ones are more than the {longest} that the model "
+            f"takes; give a shorter prompt, or --max-new-tokens {max(longest - len(ids), 0)}"
         )
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     torch.manual_seed(seed)

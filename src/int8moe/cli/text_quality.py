@@ -25,7 +25,7 @@ class TextQuality:
     Attributes:
         num_bytes: of the text, in UTF-8.
         num_tokens: of the text.
-        num_predicted: tokens that are predicted: all but the first of each window.
+        num_predicted: tokens that are predicted: as many as the windows hold.
         nats: negative log likelihood of these, summed.
         seconds: for all forward passes.
     """
@@ -43,7 +43,7 @@ class TextQuality:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log likelihood a token; infinite where that is too large for a float."""
+        """The exponential of the mean negative log likelihood a token; infinite where that is too large for a float."""
         mean = self.nats / self.num_predicted
         return math.exp(mean) if mean < 700 else math.inf
 
@@ -64,25 +64,30 @@ def measure(language_model: LanguageModel, text: str, *, window: int) -> TextQua
     together = max(1, _LOGITS_AT_A_TIME // (window * vocabulary))
     nats, predicted, started = 0.0, 0, time.perf_counter()
     with torch.inference_mode():
-        for batch in _with_progress(list(_batches(ids, window, together))):
-            logits = language_model.model(input_ids=batch, use_cache=False).logits[:, :-1].to(torch.float32)
-            losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+        for seen, next_ids in _with_progress(list(_batches(ids, window, together))):
+            logits = language_model.model(input_ids=seen, use_cache=False).logits.to(torch.float32)
+            losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), next_ids.flatten(), reduction="none")
             nats += float(losses.to(torch.float64).sum())
             predicted += losses.numel()
     seconds = time.perf_counter() - started
     return TextQuality(len(text.encode("utf-8")), len(ids), predicted, nats, seconds)
 
 
-def _batches(ids: Tensor, window: int, together: int) -> Iterator[Tensor]:
-    """``[windows, window]`` ids, and the rest, if it is of two tokens or more, as one shorter window."""
-    whole = len(ids) // window * window
+def _batches(ids: Tensor, window: int, together: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows ``[windows, window]`` and the token after each of theirs; a text shorter than one is one.
+
+    A rest is left out: its tokens would be predicted from less than those of a window.
+    """
+    seen, next_ids = ids[:-1], ids[1:]
+    whole = len(seen) // window * window
     if whole:
-        yield from ids[:whole].reshape(-1, window).split(together)
-    if len(ids) - whole > 1:
-        yield ids[None, whole:]
+        pieces = (part[:whole].reshape(-1, window).split(together) for part in (seen, next_ids))
+        yield from zip(*pieces, strict=True)
+    else:
+        yield seen[None], next_ids[None]
 
 
-def _with_progress(batches: list[Tensor]) -> Iterator[Tensor]:
+def _with_progress(batches: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     """A bar on a terminal's stderr."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield from batches

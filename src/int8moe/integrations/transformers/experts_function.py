@@ -56,7 +56,8 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
     Raises:
         ConfigError: the module computes something that no MoEConfig describes.
     """
-    return packed_experts(self, top_k_index.shape[-1])(hidden_states, top_k_weights, top_k_index)
+    out: Tensor = packed_experts(self, top_k_index.shape[-1])(hidden_states, top_k_weights, top_k_index)
+    return out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]

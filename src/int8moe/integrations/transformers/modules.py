@@ -42,7 +42,8 @@ class QuantizedExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """``[M, H]``, ``[M, k]`` ids, ``[M, k]`` weights -> ``[M, H]``; ids from num_experts on contribute nothing."""
-        return _loaded(self.fused, self.key)(hidden_states, top_k_weights, top_k_index)
+        out: Tensor = _loaded(self.fused, self.key)(hidden_states, top_k_weights, top_k_index)
+        return out
 
 
 class QuantizedMLP(nn.Module):
@@ -60,7 +61,8 @@ class QuantizedMLP(nn.Module):
         shape = (*x.shape[:-1], 1)
         ids = torch.zeros(shape, dtype=torch.int32, device=x.device)
         weights = torch.ones(shape, dtype=torch.float32, device=x.device)
-        return _loaded(self.fused, self.key)(x, weights, ids)
+        out: Tensor = _loaded(self.fused, self.key)(x, weights, ids)
+        return out
 
 
 class QuantizedLinear(nn.Module):

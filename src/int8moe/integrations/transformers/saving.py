@@ -1,9 +1,10 @@
-"""Writes a model with INT8 experts as compressed-tensors: one int8 weight and one fp32 scale ``[N, 1]`` a projection."""
+"""Writes a model with INT8 experts as compressed-tensors: int8 and fp32 scales ``[N, 1]``, projection by projection."""
 
 from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def model_state(model: Any, model_type: str) -> dict[str, Tensor]:
         elif isinstance(module, QuantizedMLP):
             assert module.fused is not None
             ours.append(f"{name}.")
-            state.update(_projections(module.fused, 0, lambda role, name=name: f"{name}.{role}_proj"))  # type: ignore[misc]
+            state.update(_projections(_unpacked(module.fused), 0, lambda role, name=name: f"{name}.{role}_proj"))
         elif isinstance(module, QuantizedLinear):
             ours += [f"{name}.weight", f"{name}.weight_scale"]
             state.update(_pair(name, module.weight, module.weight_scale))
@@ -76,9 +77,7 @@ def _experts_state(fused: FusedMoE, naming: Naming, index: int) -> dict[str, Ten
     state: dict[str, Tensor] = {}
     canonical = _unpacked(fused)
     for expert in range(fused.config.num_experts):
-        state.update(
-            _projections(canonical, expert, lambda role, expert=expert: naming.linear(index, expert, role))  # type: ignore[misc]
-        )
+        state.update(_projections(canonical, expert, lambda role, expert=expert: naming.linear(index, expert, role)))
     return state
 
 
@@ -88,9 +87,8 @@ def _unpacked(fused: FusedMoE) -> FusedMoE:
     return copied
 
 
-def _projections(fused: FusedMoE, expert: int, name_of: Any) -> dict[str, Tensor]:
-    """The tensors of one expert; ``name_of`` maps a role to the name of its linear."""
-    canonical = fused if fused.weight_layout is None else _unpacked(fused)
+def _projections(canonical: FusedMoE, expert: int, name_of: Callable[[str], str]) -> dict[str, Tensor]:
+    """The tensors of one expert of an unpacked layer; ``name_of`` maps a role to the name of its linear."""
     width = canonical.config.intermediate_size
     state: dict[str, Tensor] = {}
     for role, stack, rows in (

@@ -1,0 +1,208 @@
+"""Every sample checkpoint, loaded by from_pretrained, gives the logits that its authors computed, or is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import sample
+from int8moe import FusedMoE
+from int8moe.checkpoint.models import FAMILIES
+from int8moe.errors import CheckpointError, ConfigError
+
+pytest.importorskip("transformers")
+
+QUANTIZED = [
+    "trained-qwen3moe-w8a8",
+    "qwen3_moe-w8a8",
+    "qwen2_moe-w8a8",
+    "qwen3_moe-w8a8-layer0ignored",
+    "qwen3_moe-w8a8-pertensor",
+    "mixtral-w8a8",
+    "mixtral-w8a8-w123",
+    "micro-w8a8",
+    "micro-w8a8-sharded",
+    "deepseek_v3-w8a8",
+    "gpt_oss-w8a8",
+]
+FLOAT = ["qwen3_moe-bf16", "qwen3_moe-bf16-fused3d", "mixtral-bf16", "micro-bf16", "deepseek_v3-bf16", "gpt_oss-bf16"]
+REFUSED = {
+    "qwen3_moe-w8a8-group32": "group weight scales",
+    "qwen3_moe-w8a8-asymweight": "asymmetric weights",
+    "bad-missing-scale": "experts 2 lack up_proj.weight_scale",
+    "bad-truncated-shard": "is truncated",
+}
+
+pytestmark = pytest.mark.usefixtures("enabled")
+
+
+def load(folder: Path, **options: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, **({"dtype": torch.float32} | options))
+
+
+def logits_of(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids).logits
+    return logits
+
+
+def relative_l2(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def supported(folder: Path) -> bool:
+    """Whether the reader has a row for the model; a model without one is refused, and the test says so."""
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    if model_type in FAMILIES:
+        return True
+    with pytest.raises(CheckpointError, match=f"model_type '{model_type}' is not supported"):
+        load(folder)
+    return False
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_logits(name: str) -> None:
+    folder = sample(name)
+    if not supported(folder):
+        return
+    model, info = load(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    reference = load_file(str(folder / "ref" / "reference.safetensors"))
+    wanted = reference["logits_w8a8_fp32"]
+    found = logits_of(model, reference["input_ids"])
+    # The reference rounds x / s where ours multiplies by the inverse: now and then an activation is quantised to its
+    # neighbour, and attention carries that on to all later tokens. Tokens before the first one agree to fp32 rounding.
+    errors = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    assert float(errors[:, :8].max()) < 2e-6
+    assert relative_l2(found, wanted) < 0.05
+    # What the bound is good for: activations that are not quantised miss it.
+    if "logits_deq_fp32" in reference:
+        exact = reference["logits_deq_fp32"]
+        assert float(((exact - wanted).norm(dim=-1) / wanted.norm(dim=-1))[:, :8].max()) > 1e-3
+    # In the checkpoint's own dtype it is the same model, to the noise of that dtype.
+    assert relative_l2(logits_of(load(folder, dtype="auto"), reference["input_ids"]).float(), wanted) < 0.1
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_line(name: str) -> None:
+    with pytest.raises(CheckpointError, match=REFUSED[name]) as caught:
+        load(sample(name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", FLOAT)
+def test_float_experts_are_quantised_on_load(name: str) -> None:
+    folder = sample(name)
+    ids = torch.arange(48).reshape(2, 24)
+    plain = logits_of(load(folder), ids)
+    model = load(folder, experts_implementation="int8moe")
+    quantized = logits_of(model, ids)
+    assert 1e-4 < relative_l2(quantized, plain) < 0.1
+    # The same experts, quantised in memory instead.
+    later = load(folder)
+    later.set_experts_implementation("int8moe")
+    assert torch.equal(logits_of(later, ids), quantized)
+    later.set_experts_implementation("eager")
+    assert relative_l2(logits_of(later, ids), plain) < 1e-5
+
+
+def test_a_layer_that_the_checkpoint_leaves_out_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    folder = sample("qwen3_moe-w8a8-layer0ignored")
+    with caplog.at_level(logging.WARNING, "int8moe"):
+        model = load(folder)
+    assert "left unquantised, in the experts of transformers: model.layers.0.mlp.experts (BF16)" in caplog.text
+    first, second = (layer.mlp.experts for layer in model.model.layers)
+    assert first.gate_up_proj.dtype == torch.float32
+    assert isinstance(second.fused, FusedMoE)
+    whole = load(folder, experts_implementation="int8moe")
+    assert all(isinstance(layer.mlp.experts.fused, FusedMoE) for layer in whole.model.layers)
+
+
+def test_weights_are_there_once() -> None:
+    folder = sample("trained-qwen3moe-w8a8")
+    model = load(folder, dtype="auto")
+    stored = load_file(str(folder / "model.safetensors"))
+    experts = sum(tensor.numel() for name, tensor in stored.items() if ".experts." in name and name.endswith("weight"))
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in [*model.parameters(), *model.buffers()]
+        if tensor.dtype in (torch.int8, torch.uint8)
+    }
+    assert experts <= sum(storages.values()) < 1.05 * experts
+
+
+def test_shared_experts_and_dense_layers_stay_quantised() -> None:
+    model = load(sample("qwen2_moe-w8a8"))
+    assert isinstance(model.model.layers[0].mlp.shared_expert.fused, FusedMoE)
+
+
+@pytest.mark.parametrize("name", ["mixtral-w8a8", "qwen2_moe-w8a8", "qwen3_moe-w8a8-layer0ignored", "mixtral-bf16"])
+def test_save_and_load_again(name: str, tmp_path: Path) -> None:
+    folder = sample(name)
+    model = load(folder, **({"experts_implementation": "int8moe"} if name.endswith("bf16") else {}))
+    ids = torch.arange(32).reshape(1, 32)
+    before = logits_of(model, ids)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits_of(model, ids), before)  # saving did not disturb the model
+    again = load(tmp_path)
+    assert torch.equal(logits_of(again, ids), before)
+    tensors = load_file(str(tmp_path / "model.safetensors"))
+    scales = {key: value for key, value in tensors.items() if key.endswith("weight_scale")}
+    assert scales
+    for key, scale in scales.items():
+        weight = tensors[key.removesuffix("_scale")]
+        assert weight.dtype == torch.int8
+        assert scale.shape == (weight.shape[0], 1)
+    if name.startswith("mixtral"):
+        assert "model.layers.0.block_sparse_moe.experts.3.w2.weight_scale" in scales
+    else:
+        assert set(tensors) == set(load_file(str(folder / "model.safetensors")))
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert (config["quant_method"], config["format"]) == ("compressed-tensors", "int-quantized")
+
+
+def test_the_base_model_alone() -> None:
+    from transformers import AutoModel
+
+    folder = sample("trained-qwen3moe-w8a8")
+    reference = load_file(str(folder / "ref" / "reference.safetensors"))
+    whole, base = load(folder), AutoModel.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        hidden = base(reference["input_ids"]).last_hidden_state
+        assert torch.equal(whole.lm_head(hidden), whole(reference["input_ids"]).logits)
+
+
+def test_other_devices_are_refused() -> None:
+    from transformers import AutoConfig, modeling_utils
+
+    config = AutoConfig.from_pretrained(sample("trained-qwen3moe-w8a8"))
+    with pytest.raises(ConfigError, match="INT8 experts run on the CPU"):  # as from_pretrained(device_map=...) asks
+        modeling_utils.get_hf_quantizer(config, None, {"": torch.device("meta")}, True, {})
+
+
+def test_models_without_experts_are_left_to_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert not hasattr(AutoModelForCausalLM.from_pretrained(tmp_path), "hf_quantizer")
+
+
+def test_compile() -> None:
+    model = load(sample("trained-qwen3moe-w8a8"))
+    ids = torch.arange(100, 124).reshape(1, 24)
+    wanted = logits_of(model, ids)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        assert relative_l2(compiled(ids, use_cache=False).logits, wanted) < 1e-5
