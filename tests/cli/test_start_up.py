@@ -49,7 +49,8 @@ print(json.dumps([status, sorted({{name.partition('.')[0] for name in sys.module
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], *([verb, "--help"] for verb in ("run", "verify", "explain", "bench", "doctor"))]
+    "arguments",
+    [["--help"], *([verb, "--help"] for verb in ("run", "verify", "explain", "bench", "doctor", "generate", "eval"))],
 )
 def test_help_imports_neither_torch_nor_pydantic(int8moe: Command, arguments: list[str]) -> None:
     assert not {"torch", "pydantic", "rich", "pluggy", "safetensors"} & imported(int8moe, *arguments)

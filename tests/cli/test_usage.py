@@ -14,7 +14,7 @@ import pytest
 from .conftest import COMMAND, Command
 
 CONFIG = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
-VERBS = ("list-kernels", "explain", "verify", "run", "bench", "doctor")
+VERBS = ("list-kernels", "explain", "verify", "run", "generate", "eval", "bench", "doctor")
 
 
 def test_help_lists_the_verbs(int8moe: Command) -> None:
@@ -56,6 +56,8 @@ def test_version(int8moe: Command) -> None:
         (["run", "--tokens", "0"], "--tokens"),
         (["doctor", "--time-limit", "0"], "--time-limit"),
         (["bench", "extra"], "extra"),
+        (["generate", "."], "--prompt"),
+        (["eval", ".", "absent.txt"], "absent.txt"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

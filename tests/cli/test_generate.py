@@ -1,0 +1,97 @@
+"""``int8moe generate`` and ``int8moe eval``."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Command
+
+pytest.importorskip("transformers")
+
+PROMPT = "def __init__(self, name, value):\n        self"
+
+
+def plain_model(repository: Path, example: Path) -> Any:
+    file = repository / "tests" / "integration" / "plain_qwen3_moe.py"
+    spec = importlib.util.spec_from_file_location("plain_qwen3_moe", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PlainQwen3MoE(example)
+
+
+def test_greedy_tokens_are_those_of_a_plain_evaluation(int8moe: Command, example: Path, repository: Path) -> None:
+    document = int8moe.json(
+        "generate", str(example), "--prompt", PROMPT, "--max-new-tokens", "64", "--dtype", "float32"
+    )
+    wanted = plain_model(repository, example).continue_greedily(list(PROMPT.encode()), 64)  # its tokens are bytes
+    assert document["tokens"] == wanted
+    assert document["text"] == bytes(wanted).decode()
+    assert document["prompt_tokens"] == len(PROMPT)
+    assert document["kernel"]
+    assert document["dtype"] == "float32"
+    for name in ("prefill_tokens_per_second", "decode_tokens_per_second", "load_seconds", "peak_bytes"):
+        assert document[name] > 0
+    assert document["expert_bytes"] > 4 * 16 * 3 * 192 * 128  # layers, experts, projections, sizes
+
+
+def test_streams_the_text_alone_on_stdout(int8moe: Command, example: Path) -> None:
+    options = ("generate", str(example), "--prompt", PROMPT, "--max-new-tokens", "24")
+    done = int8moe(*options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == int8moe.json(*options)["text"] + "\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"int8moe: 24 tokens after {len(PROMPT)}; prefill ")
+
+
+def test_seed_decides_what_is_drawn(int8moe: Command, example: Path) -> None:
+    def drawn(seed: str) -> Any:
+        options = ("--prompt", PROMPT, "--max-new-tokens", "12", "--temperature", "1.5", "--seed", seed)
+        return int8moe.json("generate", str(example), *options)["tokens"]
+
+    assert drawn("1") == drawn("1")
+    assert drawn("1") != drawn("2")
+
+
+@pytest.mark.slow
+def test_bits_per_byte_of_the_trained_model(int8moe: Command, example: Path) -> None:
+    document = int8moe.json("eval", str(example), str(example / "heldout.bin"))
+    assert document["bits_per_byte"] == pytest.approx(1.80432, abs=0.002)
+    assert document["perplexity"] == pytest.approx(2 ** document["bits_per_byte"], rel=1e-6)  # a token is a byte
+    assert document["predicted_tokens"] == 255 * 256
+
+
+def test_eval_of_a_short_text(int8moe: Command, example: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("import os\nimport sys\n")
+    done = int8moe("eval", str(example), str(text))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("bits per byte: ")
+    assert "20 of 21 tokens predicted, 21 bytes" in done.stdout
+
+
+def test_what_is_refused(int8moe: Command, example: Path, tmp_path: Path) -> None:
+    too_long = int8moe.error("generate", str(example), "--prompt", "x" * 500, "--max-new-tokens", "64")
+    assert too_long.startswith("500 tokens of prompt and 64 new ones are more than the 512 that the model takes")
+    assert "--max-new-tokens 12" in too_long
+    assert "the prompt '' has no tokens" in int8moe.error("generate", str(example), "--prompt", "")
+    latin = tmp_path / "latin"
+    latin.write_bytes(b"caf\xe9 au lait")
+    assert "is not UTF-8 at byte 3; give a text, or --max-bytes 3" in int8moe.error("eval", str(example), str(latin))
+    assert "no such directory" in int8moe.error("generate", str(tmp_path / "absent"), "--prompt", "x")
+    bare = shutil.copytree(example, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    assert "its tokenizer cannot be loaded" in int8moe.error("generate", str(bare), "--prompt", "x")
+
+
+def test_an_untested_transformers_is_one_line(int8moe: Command, example: Path, tmp_path: Path) -> None:
+    metadata = tmp_path / "transformers-4.0.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0.0\n")
+    line = int8moe.error("generate", str(example), "--prompt", "x", site=tmp_path)
+    assert line.startswith("transformers 4.0.0 is not tested with int8moe; tested are ")
