@@ -54,6 +54,7 @@ class ExpertsClock:
 
 
 def make_model(shape: dict[str, int], layers: int) -> Any:
+    """A seeded model in bf16."""
     config = Qwen3MoeConfig(
         **shape, num_hidden_layers=layers, vocab_size=1024, intermediate_size=64, norm_topk_prob=True,
         eos_token_id=None, pad_token_id=0, dtype=torch.bfloat16,
@@ -77,6 +78,7 @@ def measure(model: Any, clock: ExpertsClock, ids: torch.Tensor, new_tokens: int)
 
 
 def main() -> int:
+    """Run the benchmark and print one line a case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
@@ -106,20 +108,19 @@ def main() -> int:
                     sample = measure(model, clock, given, new_tokens)
                     if round_:  # the first one warms up
                         kept.append(sample)
-    print(
-        f"{name}, {options.layers} layers, bf16 experts {default!r} against {kernel}, {torch.get_num_threads()} threads"
-    )
-    print(
-        f"{'':<14} {'experts bf16':>13} {'experts int8':>13} {'ratio':>7} {'model bf16':>12} {'model int8':>12} {'ratio':>7}"
-    )
+    threads = torch.get_num_threads()
+    print(f"{name}, {options.layers} layers, bf16 experts {default!r} against {kernel}, {threads} threads")
+    headings = ("experts bf16", "experts int8", "ratio", "model bf16", "model int8", "ratio")
+    print(f"{'':<14} " + " ".join(f"{heading:>13}" for heading in headings))
     for case, kept in samples.items():
         (whole, experts), (whole_int8, experts_int8) = (
             [statistics.median(column) * 1e3 for column in zip(*kept[key], strict=True)] for key in (default, "int8moe")
         )
-        print(
-            f"{case:<14} {experts:>10.1f} ms {experts_int8:>10.1f} ms {experts / experts_int8:>7.2f} "
-            f"{whole:>9.1f} ms {whole_int8:>9.1f} ms {whole / whole_int8:>7.2f}"
-        )
+        columns = (
+            f"{experts:.1f} ms", f"{experts_int8:.1f} ms", f"{experts / experts_int8:.2f}",
+            f"{whole:.1f} ms", f"{whole_int8:.1f} ms", f"{whole / whole_int8:.2f}",
+        )  # fmt: skip
+        print(f"{case:<14} " + " ".join(f"{column:>13}" for column in columns))
     if options.json:
         options.json.write_text(json.dumps({"shape": name, "kernel": kernel, "default": default, "samples": samples}))
     return 0
