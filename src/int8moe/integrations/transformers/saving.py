@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...checkpoint.models import FAMILIES, Naming
+from ...checkpoint.families import FAMILIES
+from ...checkpoint.names import Naming
 from ...errors import CheckpointError
 from ...layer import FusedMoE
 from .modules import QuantizedExperts, QuantizedLinear, QuantizedMLP
