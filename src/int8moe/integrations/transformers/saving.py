@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def model_state(model: Any, model_type: str) -> dict[str, Tensor]:
         elif isinstance(module, QuantizedMLP):
             assert module.fused is not None
             ours.append(f"{name}.")
-            state.update(_projections(_unpacked(module.fused), 0, lambda role, name=name: f"{name}.{role}_proj"))
+            state.update(_projections(_unpacked(module.fused), 0, f"{name}.{{}}_proj".format))
         elif isinstance(module, QuantizedLinear):
             ours += [f"{name}.weight", f"{name}.weight_scale"]
             state.update(_pair(name, module.weight, module.weight_scale))
@@ -78,7 +79,7 @@ def _experts_state(fused: FusedMoE, naming: Naming, index: int) -> dict[str, Ten
     state: dict[str, Tensor] = {}
     canonical = _unpacked(fused)
     for expert in range(fused.config.num_experts):
-        state.update(_projections(canonical, expert, lambda role, expert=expert: naming.linear(index, expert, role)))
+        state.update(_projections(canonical, expert, partial(naming.linear, index, expert)))
     return state
 
 
