@@ -17,13 +17,14 @@ import filelock
 import pytest
 import torch
 from checkpoint_builder import EXPERTS, KEY, LAYERS, config, quantization, sample_checkpoints, tensors, write
+from format_builder import fuse, model_config, with_biases
 from safetensors.torch import load_file
 
 import int8moe
 from int8moe.checkpoint import inspect_checkpoint, quantize_checkpoint, safetensors_file, w8a8_writer
 
 SAMPLES = sample_checkpoints()
-PARAMETERS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+PARAMETERS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale", "w13_bias", "w2_bias")
 SHARD = 6144  # bytes: some five shards of the tiny checkpoints
 
 KILLED = """
@@ -50,7 +51,9 @@ def assert_quantised_alike(source: Path, target: Path) -> None:
     assert list(found) == list(wanted)
     for key, layer in found.items():
         for name in PARAMETERS:
-            assert torch.equal(getattr(layer, name), getattr(wanted[key], name))
+            one, other = getattr(layer, name), getattr(wanted[key], name)
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one, other)
 
 
 @pytest.fixture
@@ -61,6 +64,32 @@ def source(tmp_path: Path) -> Path:
     (folder / "pytorch_model.bin").write_bytes(b"a pickle")
     (folder / "original").mkdir()
     return folder
+
+
+@pytest.mark.parametrize("layout", ["per expert", "fused"])
+def test_experts_with_biases(tmp_path: Path, layout: str) -> None:
+    """gpt_oss: of the fused form the experts are transposed and interleaved, and written one by one all the same."""
+    before = with_biases(tensors(quantized=False))
+    on_disk = fuse(before, transposed=True, interleaved=True) if layout == "fused" else before
+    source = write(tmp_path / "source", model_config("gpt_oss"), on_disk)
+    quantize_checkpoint(source, tmp_path / "target")
+    assert_quantised_alike(source, tmp_path / "target")
+    after = stored(tmp_path / "target")
+    assert set(after) == {*before, *(f"{n}_scale" for n in before if ".experts." in n and n.endswith(".weight"))}
+    for name, bias in before.items():
+        assert not name.endswith("bias") or torch.equal(after[name], bias)
+
+
+def test_prediction_heads_stay_as_they_are(tmp_path: Path) -> None:
+    before = tensors(quantized=False)
+    drafts = {n.replace("model.layers.0", "mtp.layers.0"): t.clone() for n, t in before.items() if ".layers.0." in n}
+    source = write(tmp_path / "source", model_config("qwen3_next"), {**before, **drafts})
+    quantize_checkpoint(source, tmp_path / "target")
+    assert_quantised_alike(source, tmp_path / "target")
+    assert [layer.name for layer in inspect_checkpoint(tmp_path / "target").skipped] == ["mtp.layers.0"]
+    after = stored(tmp_path / "target")
+    for name, tensor in drafts.items():
+        assert torch.equal(after[name], tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

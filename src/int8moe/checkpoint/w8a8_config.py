@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,12 +21,12 @@ _SCHEME = {
 }
 
 
-def quantization_config(unquantized: Iterable[TensorEntry], skipped_layers: Iterable[int]) -> dict[str, Any]:
+def quantization_config(unquantized: Iterable[TensorEntry], skipped_layers: Iterable[str]) -> dict[str, Any]:
     """compressed-tensors ``int-quantized``, for every Linear but those that stay as they are.
 
     Args:
         unquantized: tensors that are stored as they were; the Linear modules among them go on the ignore list.
-        skipped_layers: layers past num_hidden_layers, whose experts stay as they are.
+        skipped_layers: names of the layers outside the model, whose experts stay as they are.
     """
     return {
         "quant_method": "compressed-tensors",
@@ -46,7 +47,7 @@ def quantization_config(unquantized: Iterable[TensorEntry], skipped_layers: Iter
     }
 
 
-def _ignored(unquantized: Iterable[TensorEntry], skipped_layers: Iterable[int]) -> list[str]:
+def _ignored(unquantized: Iterable[TensorEntry], skipped_layers: Iterable[str]) -> list[str]:
     """Names of the Linear modules; lm_head also where it is tied to the embedding, and so not stored."""
     names = {"lm_head"}
     for entry in unquantized:
@@ -54,4 +55,4 @@ def _ignored(unquantized: Iterable[TensorEntry], skipped_layers: Iterable[int]) 
         linear = dot and parameter == "weight" and len(entry.shape) == 2 and entry.dtype in FLOATS
         if linear and not module.endswith("embed_tokens") and experts_place(entry.name) is None:
             names.add(module)
-    return [*sorted(names), *(rf"re:model\.layers\.{layer}\..*" for layer in sorted(skipped_layers))]
+    return [*sorted(names), *(rf"re:{re.escape(layer)}\..*" for layer in sorted(skipped_layers))]

@@ -71,7 +71,10 @@ class QuantizedCheckpoint(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """One projection of one expert to be quantised; or, without ``part``, a tensor to be copied."""
+    """One projection of one expert to be quantised; or, without ``part``, a tensor to be copied.
+
+    The bias of an expert's own projection is such a tensor; that of a fused one is written with its rows.
+    """
 
     entry: TensorEntry
     nbytes: int
@@ -83,10 +86,17 @@ class _Item(NamedTuple):
     def specs(self) -> tuple[TensorSpec, ...]:
         if self.part is None:
             return (TensorSpec(self.entry.name, self.entry.dtype, self.entry.shape),)
+        rows, bias = self.shape[0], self.fused_bias
         return (
             TensorSpec(f"{self.module}.weight", "I8", self.shape),
-            TensorSpec(f"{self.module}.weight_scale", "F32", (self.shape[0], 1)),
+            TensorSpec(f"{self.module}.weight_scale", "F32", (rows, 1)),
+            *(() if bias is None else (TensorSpec(f"{self.module}.bias", bias.dtype, (rows,)),)),
         )
+
+    @property
+    def fused_bias(self) -> TensorEntry | None:
+        """The biases of all experts, of which this projection has some."""
+        return None if self.part is None or self.part.expert is None else self.part.bias
 
 
 class _Shard(NamedTuple):
@@ -166,15 +176,10 @@ def quantize_checkpoint(
 
 
 def _unquantized(plan: CheckpointPlan) -> CheckpointPlan:
-    """Refuse what is quantised already, and what the output format cannot say."""
+    """Refuse what is quantised already."""
     if plan.scheme != "unquantised" or any(layer.quantized for layer in plan.layers):
         raise CheckpointError(
             f"{plan.path}: is quantised already ({plan.scheme}); give the bf16, fp16 or fp32 checkpoint"
-        )
-    if any(layer.config.has_bias for layer in plan.layers):
-        raise CheckpointError(
-            f"{plan.path}: {plan.model_type} has experts with biases, which are not written yet; "
-            "quantise it with the llm-compressor scheme W8A8"
         )
     return plan
 
@@ -199,7 +204,10 @@ def _items(plan: CheckpointPlan, tensors: dict[str, TensorEntry]) -> list[_Item]
                 share = part.weight.nbytes * shape[0] * shape[1] // math.prod(part.weight.shape)
                 item = _Item(part.weight, share, module, expert, part, shape)
                 quantized.setdefault(part.weight.name, []).append(item)
-    order = sorted(tensors.values(), key=lambda entry: str(entry.file))  # stable: as stored within a file
+    split = {item.fused_bias.name for items in quantized.values() for item in items if item.fused_bias is not None}
+    order = sorted(
+        (entry for entry in tensors.values() if entry.name not in split), key=lambda entry: str(entry.file)
+    )  # stable: as stored within a file
     return [item for entry in order for item in quantized.get(entry.name, [_Item(entry, entry.nbytes)])]
 
 
@@ -318,6 +326,10 @@ def _write_item(item: _Item, offsets: dict[str, int], reader: TensorReader, stre
         stream.write(tensor_bytes(values.contiguous()))
     stream.seek(offsets[rest[0].name])
     stream.write(tensor_bytes(scales))
+    if item.fused_bias is not None:
+        stream.seek(offsets[rest[1].name])
+        bias = reader.read_rows(item.part, item.fused_bias).contiguous()
+        stream.write(tensor_bytes(bias))
 
 
 def _copy_files(source: Path, partial: Path) -> tuple[str, ...]:
@@ -339,7 +351,7 @@ def _write_configuration(
 ) -> None:
     left = [item.entry for item in items if item.part is None]
     config = read_json(plan.path / "config.json")
-    config["quantization_config"] = quantization_config(left, [layer.index for layer in plan.skipped])
+    config["quantization_config"] = quantization_config(left, [layer.name for layer in plan.skipped])
     with written_whole(partial / "config.json") as stream:
         stream.write(json.dumps(config, indent=2).encode() + b"\n")
     if len(shards) > 1:
