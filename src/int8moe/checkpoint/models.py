@@ -46,10 +46,6 @@ class Routing:
     topk_groups: int = 1
     scaling_factor: float = 1.0
 
-    def __str__(self) -> str:
-        groups = f", {self.topk_groups} of {self.num_groups} groups" if self.num_groups > 1 else ""
-        return f"{self.scoring}{groups}"
-
 
 class Model(NamedTuple):
     """What config.json says about the routed experts."""

@@ -91,8 +91,7 @@ def command(
         write(f"checkpoint: {source.title}")
         write(f"machine:    {host_line()}")
         how = f"named by {report.pinned}" if report.pinned else "the best of those usable"
-        write(f"kernel:     {report.chosen} ({how})")
-        write(f"routing:    {source.routing_note}\n" if source.routing_note else "")
+        write(f"kernel:     {report.chosen} ({how})\n")
     found = source.layers(seed, None if no_cache else PackedCache(cache_dir, create=False, mmap=mmap))
     with WeightProgress(sum(layer.nbytes for layer in found)) as progress:
         runs = [run_layer(layer, kernel=kernel, tokens=tokens, seed=seed, progress=progress) for layer in found]
@@ -107,7 +106,6 @@ def command(
                 "seed": seed,
                 "passed": equal,
                 "layers": [asdict(run) for run in runs],
-                "routing_note": source.routing_note,
                 "unquantized": [{"layer": layer.key, "dtype": layer.dtype} for layer in source.unquantized],
                 "quantized_on_load": [{"layer": layer.key, "dtype": layer.dtype} for layer in source.quantized_on_load],
                 "skipped": [

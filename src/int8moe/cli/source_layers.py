@@ -93,13 +93,20 @@ class CheckpointLayer:
         return Loaded(layers[self.name], max(seconds - outcome.seconds, 0.0), outcome.state)
 
     def route(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the router that the checkpoint holds; see :attr:`Source.routing_note` for what it leaves out."""
+        """Apply the router that the checkpoint holds, as the model would."""
         weight = load_router(self._plan, self._layer)
-        bias, _ = load_router_biases(self._plan, self._layer)
+        bias, correction_bias = load_router_biases(self._plan, self._layer)
         logits = hidden_states.to(torch.float32) @ weight.t()
         routing = self._plan.routing
         return select_experts(
-            logits if bias is None else logits + bias, self.config.top_k, renormalize=routing.renormalize
+            logits if bias is None else logits + bias,
+            self.config.top_k,
+            scoring=routing.scoring,
+            renormalize=routing.renormalize,
+            e_score_correction_bias=correction_bias,
+            num_expert_group=routing.num_groups,
+            topk_group=routing.topk_groups,
+            routed_scaling_factor=routing.scaling_factor,
         )
 
     def canonical(self, experts: Sequence[int]) -> Canonical:

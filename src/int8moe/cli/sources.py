@@ -55,14 +55,6 @@ class Source:
         """What the checkpoint holds besides the model."""
         return () if self.plan is None else self.plan.skipped
 
-    @property
-    def routing_note(self) -> str:
-        """How the run routes otherwise than the model does; "" where it does not."""
-        routing = None if self.plan is None else self.plan.routing
-        if routing is None or (routing.scoring == "softmax" and routing.num_groups == 1):
-            return ""
-        return f"softmax over the logits of its routers, where the model itself has {routing}"
-
     def layers(self, seed: int, cache: PackedCache | None = None) -> list[SourceLayer]:
         """The layers themselves, from the packed cache where they are in it. From here on torch is needed."""
         from .source_layers import CheckpointLayer, SeededLayer
