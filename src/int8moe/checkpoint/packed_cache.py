@@ -24,7 +24,6 @@ from ..layer import FusedMoE
 from ..parameters import WEIGHTS
 from ..saved_state import load_state
 from .experts import LayerPlan
-from .files import TensorEntry
 from .packed_file import DamagedFile, PackedFile, write_packed
 from .plan import CheckpointPlan
 from .safetensors_file import PARTIAL
@@ -170,9 +169,7 @@ class PackedCache:
 
     def _identity(self, plan: CheckpointPlan, layer: LayerPlan, layout: WeightLayout) -> dict[str, Any]:
         """What the packed bytes depend on, as JSON has it."""
-        files = {
-            entry.file for parts in layer.experts for part in parts for entry in part if isinstance(entry, TensorEntry)
-        }
+        files = {entry.file for parts in layer.experts for part in parts for entry in part.entries()}
         config_file = plan.path / "config.json"
         return {
             "layout": layout.tag,

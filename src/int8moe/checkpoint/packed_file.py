@@ -28,7 +28,7 @@ from .files import MAX_HEADER_BYTES
 from .safetensors_file import DTYPE_NAMES, DTYPES, TensorSpec, make_header, tensor_bytes, written_whole
 
 ALIGNMENT = 4096
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 4 << 20
 """What one thread reads at a time, and what has a digest of its own."""
 
 _WEIGHT_ALIGNMENT = 64  # that of a layer's own storage
