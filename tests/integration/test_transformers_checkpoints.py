@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from sample_checkpoints import sample
 
-from conftest import sample
 from int8moe import FusedMoE
 from int8moe.errors import CheckpointError, ConfigError
 

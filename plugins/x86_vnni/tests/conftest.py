@@ -1,22 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from native_tiers import KERNELS, why_not
 
-from int8moe_x86_vnni import experts, library, probe
-
-KERNELS = {
-    "avx2": experts.Avx2Experts,
-    "avx_vnni": experts.AvxVnniExperts,
-    "avx512_vnni": experts.Avx512VnniExperts,
-    "amx_int8": experts.AmxInt8Experts,
-}
-
-
-def why_not(tier: str) -> str | None:
-    try:
-        return probe.refusal(tier, probe.read_cpu(ask_for_amx=True))
-    except library.LibraryUnavailable as error:
-        return str(error)
+from int8moe_x86_vnni import experts, library
 
 
 @pytest.fixture(params=list(KERNELS))
