@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from sample_checkpoints import sample
 
-from int8moe import FusedMoE
+from int8moe import FusedMoE, load_moe_layers
+from int8moe.checkpoint import PackedCache
 from int8moe.errors import CheckpointError, ConfigError
 
 pytest.importorskip("transformers")
@@ -194,3 +195,20 @@ def test_compile() -> None:
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         assert relative_l2(compiled(ids, use_cache=False).logits, wanted) < 1e-5
+
+
+def test_packed_layers_are_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INT8MOE_CACHE_DIR", str(tmp_path))
+    folder = sample("trained-qwen3moe-w8a8")
+    ids = torch.arange(40).view(2, 20)
+    wanted = logits_of(load(folder), ids)
+    assert not list(tmp_path.iterdir()), "loading a model begins no cache"
+    cache = PackedCache()
+    load_moe_layers(folder, cache=cache)
+    assert {outcome.state for outcome in cache.outcomes.values()} == {"written"}
+
+    def read_experts(*arguments: object) -> None:
+        raise AssertionError("experts are read from the checkpoint")
+
+    monkeypatch.setattr("int8moe.checkpoint.load._load_layer", read_experts)
+    assert torch.equal(logits_of(load(folder), ids), wanted)

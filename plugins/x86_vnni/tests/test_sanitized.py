@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from native_build import COMPILERS, NATIVE, Build
-
-from conftest import KERNELS, why_not
+from native_tiers import KERNELS, why_not
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ...checkpoint import CheckpointPlan, inspect_checkpoint, load_moe_layers
+from ...checkpoint import CheckpointPlan, PackedCache, inspect_checkpoint, load_moe_layers
 from ...checkpoint.files import TensorEntry, read_tensors
 from ...checkpoint.models import FAMILIES
 from ...checkpoint.schemes import READERS
@@ -206,7 +206,12 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
         assert self._plan is not None
         experts = [module for module in model.modules() if isinstance(module, QuantizedExperts)]
         with torch.device("cpu"), torch.no_grad():
-            layers = load_moe_layers(self._plan, layers=[module.index for module in experts], quantize=self._quantize)
+            layers = load_moe_layers(
+                self._plan,
+                layers=[module.index for module in experts],
+                quantize=self._quantize,
+                cache=PackedCache(create=False),  # what `int8moe pack` wrote, where it fits
+            )
             for module in experts:
                 module.fused = layers[module.key]
             self._fill_linears(model)
