@@ -7,7 +7,7 @@ import importlib.metadata
 from ...environment import flag
 from ...errors import ConfigError
 
-TESTED_VERSIONS = ("5.17", "5.24")
+TESTED_VERSIONS = ("5.24",)
 """Minor versions with which the whole of tests/integration passed."""
 
 _ADVICE = f"pip install 'transformers=={TESTED_VERSIONS[-1]}.*'"
