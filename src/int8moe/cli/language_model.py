@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..checkpoint import CheckpointPlan
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from ..integrations.transformers import enable
 from ..layer import FusedMoE
 from .memory import PeakMemory
@@ -56,7 +56,7 @@ def load_language_model(plan: CheckpointPlan, *, dtype: str, quantize: bool) -> 
 
     Raises:
         CheckpointError: the model is not supported, or has no tokenizer.
-        ConfigError: transformers is absent or not tested.
+        ConfigError: transformers is absent or not tested, or a module that it wants is absent.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with enable():
@@ -70,6 +70,8 @@ def load_language_model(plan: CheckpointPlan, *, dtype: str, quantize: bool) -> 
         options = {"experts_implementation": "int8moe"} if quantize else {}
         try:
             model = AutoModelForCausalLM.from_pretrained(plan.path, dtype=dtype, local_files_only=True, **options)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"loading {plan.path} needs the module {error.name}, which is not installed") from error
         except (ValueError, KeyError, RuntimeError, ImportError) as error:  # what transformers raises for bad files
             raise CheckpointError(f"{plan.path}: transformers cannot load it: {error}") from error
         seconds, peak = time.perf_counter() - started, memory.grown()
@@ -85,9 +87,18 @@ def load_language_model(plan: CheckpointPlan, *, dtype: str, quantize: bool) -> 
     )
 
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+
+
 def _load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
+    if not any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES):
+        # Without any, transformers makes a tokenizer of nothing for some models.
+        raise CheckpointError(
+            f"{folder}: its tokenizer cannot be loaded: there is none; put the model's tokenizer.json and "
+            "tokenizer_config.json there"
+        )
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # it raises nearly anything, from the network's errors to a TypeError
