@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sample_checkpoints import sample
 
 from int8moe import FusedMoE, load_moe_layers
@@ -133,7 +134,10 @@ def test_shared_experts_and_dense_layers_stay_quantised() -> None:
     assert isinstance(model.model.layers[0].mlp.shared_expert.fused, FusedMoE)
 
 
-@pytest.mark.parametrize("name", ["mixtral-w8a8", "qwen2_moe-w8a8", "qwen3_moe-w8a8-layer0ignored", "mixtral-bf16"])
+@pytest.mark.parametrize(
+    "name",
+    ["mixtral-w8a8", "qwen2_moe-w8a8", "qwen3_moe-w8a8-layer0ignored", "qwen3_moe-w8a8-pertensor", "mixtral-bf16"],
+)
 def test_save_and_load_again(name: str, tmp_path: Path) -> None:
     folder = sample(name)
     model = load(folder, **({"experts_implementation": "int8moe"} if name.endswith("bf16") else {}))
@@ -212,3 +216,43 @@ def test_packed_layers_are_taken_from_the_cache(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("int8moe.checkpoint.load._load_layer", read_experts)
     assert torch.equal(logits_of(load(folder), ids), wanted)
+
+
+def changed_copy(name: str, folder: Path, **changes: torch.Tensor | None) -> Path:
+    """A copy of a sample with tensors replaced, added, or (None) left out."""
+    shutil.copytree(sample(name), folder)
+    tensors = load_file(str(folder / "model.safetensors"))
+    for key, tensor in changes.items():
+        if tensor is None:
+            del tensors[key]
+        else:
+            tensors[key] = tensor
+    save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
+    return folder
+
+
+def test_int8_experts_are_found_without_a_quantization_config(tmp_path: Path) -> None:
+    folder = changed_copy("qwen3_moe-w8a8", tmp_path / "bare")
+    wanted = logits_of(load(folder), torch.arange(20).view(1, 20))
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits_of(load(folder), torch.arange(20).view(1, 20)), wanted)
+    config["quantization_config"] = {"quant_method": "ascend"}  # and no description file
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError):
+        load(folder)
+
+
+@pytest.mark.parametrize("module", ["model.embed_tokens", "model.layers.0.mlp.gate"])
+def test_int8_that_nobody_reads_is_refused(tmp_path: Path, module: str) -> None:
+    weight = load_file(str(sample("qwen3_moe-w8a8") / "model.safetensors"))[f"{module}.weight"]
+    quantized = {f"{module}.weight": weight.to(torch.int8), f"{module}.weight_scale": torch.ones(len(weight), 1)}
+    with pytest.raises(CheckpointError, match=rf"{module}.weight is int8, and the module that it belongs to is no"):
+        load(changed_copy("qwen3_moe-w8a8", tmp_path / "orphan", **quantized))
+
+
+def test_a_scale_without_its_weight_is_refused(tmp_path: Path) -> None:
+    name = "model.layers.1.self_attn.q_proj.weight"
+    with pytest.raises(CheckpointError, match=rf"{name}_scale is stored, but no int8 {name}"):
+        load(changed_copy("qwen3_moe-w8a8", tmp_path / "lost", **{name: None}))

@@ -125,3 +125,30 @@ def test_absent_transformers_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(importlib.metadata, "version", absent)
     with pytest.raises(ConfigError, match="transformers is not installed: pip install"):
         enable()
+
+
+def test_contexts_that_overlap_end_with_the_last() -> None:
+    first, second = enable(), enable()
+    with first:
+        second.__enter__()
+    assert is_enabled()
+    second.__exit__(None, None, None)
+    assert not is_enabled()
+
+
+def test_a_wrapper_that_stays_is_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import modeling_utils
+
+    before = modeling_utils.get_hf_quantizer
+    with enable():
+        ours = modeling_utils.get_hf_quantizer
+        monkeypatch.setattr(modeling_utils, "get_hf_quantizer", lambda *args, **kwargs: ours(*args, **kwargs))
+    with enable():
+        config = transformers.LlamaConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
+        quantizer, _, _ = modeling_utils.get_hf_quantizer(config, None, None, True, {})
+    assert quantizer is None
+    monkeypatch.undo()
+    modeling_utils.get_hf_quantizer = before
+    with enable():
+        assert modeling_utils.get_hf_quantizer is not before
+    assert modeling_utils.get_hf_quantizer is before

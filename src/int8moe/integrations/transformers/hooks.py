@@ -18,23 +18,37 @@ EXPERTS_IMPLEMENTATION = "int8moe"
 
 _lock = threading.Lock()
 _original: Callable[..., Any] | None = None
+_pristine: Callable[..., Any] | None = None
+"""What ours stands in front of; and what the first one stood in front of, which cannot lead back to ours."""
+_inside = threading.local()
 _enabled = False
+_open = 0
+_to_disable = False
+"""Contexts that are entered now; and whether the one that switched the integration on has been left."""
 
 
 class Enabled:
-    """What :func:`enable` returns; as a context manager it undoes that call, and nothing else."""
+    """What :func:`enable` returns; as a context manager it undoes that call, once all others are left, too."""
 
     def __init__(self, changed: bool) -> None:
         self._changed = changed
 
     def __enter__(self) -> Enabled:
+        global _open
+        with _lock:
+            _open += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._changed:
+        global _open, _to_disable
+        with _lock:
+            _open = max(0, _open - 1)
+            _to_disable |= self._changed
             self._changed = False
+            last = _to_disable and _open == 0  # others may be open that began later
+        if last:
             disable()
 
 
@@ -48,7 +62,7 @@ def enable() -> Enabled:
     Raises:
         ConfigError: transformers is absent, or its version is not tested.
     """
-    global _enabled, _original
+    global _enabled, _original, _pristine
     with _lock:
         if _enabled:
             return Enabled(changed=False)
@@ -60,6 +74,7 @@ def enable() -> Enabled:
 
         if modeling_utils.get_hf_quantizer is not _get_hf_quantizer:
             _original = modeling_utils.get_hf_quantizer
+            _pristine = _pristine or _original
             modeling_utils.get_hf_quantizer = _get_hf_quantizer
         ALL_EXPERTS_FUNCTIONS.register(EXPERTS_IMPLEMENTATION, experts_forward)
         _enabled = True
@@ -68,8 +83,9 @@ def enable() -> Enabled:
 
 def disable() -> None:
     """Put transformers back as it was; a second call changes nothing."""
-    global _enabled
+    global _enabled, _open, _to_disable
     with _lock:
+        _open, _to_disable = 0, False
         if not _enabled:
             return
         from transformers import modeling_utils
@@ -96,5 +112,12 @@ def _get_hf_quantizer(config: Any, quantization_config: Any, device_map: Any, *a
         if quantizer is not None:
             quantizer.validate_environment(device_map=device_map)
             return quantizer, config, device_map
-    assert _original is not None
-    return _original(config, quantization_config, device_map, *args, **kwargs)
+    # Somebody may have wrapped ours while it was on, so that what it stands in front of now leads to it again.
+    again = getattr(_inside, "call", False)
+    following = _pristine if again else _original
+    assert following is not None
+    _inside.call = True
+    try:
+        return following(config, quantization_config, device_map, *args, **kwargs)
+    finally:
+        _inside.call = again

@@ -7,7 +7,9 @@ the storage of their packed layers, through :func:`int8moe.load_moe_layers`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ...checkpoint import CheckpointPlan, PackedCache, inspect_checkpoint, load_moe_layers
+from ...checkpoint.families import FAMILIES
 from ...checkpoint.files import TensorEntry, read_tensors
-from ...checkpoint.models import FAMILIES
-from ...checkpoint.schemes import READERS
+from ...checkpoint.names import experts_place
+from ...checkpoint.schemes import DESCRIBED, READERS
 from ...contracts import MoEConfig
 from ...errors import CheckpointError, ConfigError
 from ...layer import FusedMoE
@@ -31,6 +34,9 @@ from .saving import model_state, quantization_dict
 from .stored_linears import LinearReader, StoredLinear, find_linear, spellings
 
 logger = logging.getLogger("int8moe.integrations.transformers")
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_DRAFT = re.compile(r"(?:^|\.)(mtp|nextn)[a-z_]*\.")
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of a model's config that say that it is a mixture of experts."""
@@ -51,23 +57,37 @@ def find_quantizer(config: Any) -> Int8MoEQuantizer | None:
     if not any(getattr(text, name, None) for name in EXPERT_COUNTS):
         return None
     distributed = getattr(config, "distributed_config", None) is not None
-    if stored is not None:
-        stored = stored if isinstance(stored, dict) else stored.to_dict()
-        if not _is_int8(stored):
-            return None
+    if stored is not None and not isinstance(stored, dict):
+        stored = stored.to_dict()
+    if _is_int8(stored) if stored is not None else _stores_int8(text):
         if distributed:
             raise ConfigError("an INT8 checkpoint cannot be distributed: load it in one process, or load the float "
                               f'model with experts_implementation="{EXPERTS_IMPLEMENTATION}"')  # fmt: skip
-    elif not on_load or distributed or text.model_type not in FAMILIES:
+    elif stored is not None or not on_load or distributed or text.model_type not in FAMILIES:
         return None  # experts_function serves the model, if it is asked for
     return Int8MoEQuantizer(Int8MoEConfig(stored), quantize=on_load)
+
+
+def _stores_int8(config: Any) -> bool:
+    """Whether the files of a model without quantization_config hold int8 experts all the same."""
+    directory = Path(getattr(config, "_name_or_path", "") or "")
+    if not (directory / "config.json").is_file():
+        return False
+    try:
+        return any(layer.quantized for layer in inspect_checkpoint(directory).layers)
+    except CheckpointError:
+        # Floats that int8moe does not read are transformers' business; int8 that it does not read is nobody's.
+        with contextlib.suppress(CheckpointError):
+            if not any(tensor.dtype == "I8" for tensor in read_tensors(directory).values()):
+                return False
+        raise
 
 
 def _is_int8(stored: Mapping[str, Any]) -> bool:
     """Whether a quantization_config is about int8 weights and activations."""
     method = stored.get("quant_method")
     if method != COMPRESSED_TENSORS:
-        return method in READERS
+        return method in READERS or method in DESCRIBED
     groups = stored.get("config_groups")
     parts = ("weights", "input_activations")
     return isinstance(groups, dict) and any(
@@ -137,7 +157,9 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
         self._plan = inspect_checkpoint(directory)
         self._dtype = dtype or model.dtype
         taken = [rf"{_anywhere(key)}\." for key in self._replace_experts(model, self._plan)]
-        taken += self._replace_linears(model, read_tensors(directory))
+        tensors = read_tensors(directory)
+        taken += self._replace_linears(model, tensors)
+        _refuse_orphans(tensors, self._linears, model.config.get_text_config().num_hidden_layers)
         # What int8moe reads is neither missing nor unexpected; experts' names are matched after transformers' renaming.
         self._ignored_before = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {*(self._ignored_before or ()), r"(^|\.)experts\.", *taken}
@@ -216,8 +238,7 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
                 module.fused = layers[module.key]
             self._fill_linears(model)
         config: Int8MoEConfig = self.quantization_config
-        if self._quantize or config.stored is None or config.stored.get("quant_method") != COMPRESSED_TENSORS:
-            config.stored = quantization_dict(model)
+        config.stored = quantization_dict(model)  # as it would be saved: one scale a channel, whatever the files have
         model.config.quantization_config = config
         model._keys_to_ignore_on_load_unexpected = self._ignored_before
         return model
@@ -249,6 +270,26 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
         """Every tensor of the model under the names of compressed-tensors."""
         assert self._plan is not None
         return model_state(model, self._plan.model_type), {}
+
+
+def _refuse_orphans(tensors: Mapping[str, TensorEntry], linears: Mapping[str, StoredLinear], num_layers: int) -> None:
+    """Every int8 tensor and every scale of the model has to have somebody who reads it: floats are made of neither."""
+    read = {entry.name for linear in linears.values() for entry in linear if entry is not None}
+    for name, entry in tensors.items():
+        layer = _LAYER.search(name)
+        outside = _DRAFT.search(name) or (layer and int(layer[1]) >= num_layers)  # a multi-token-prediction head
+        if name in read or experts_place(name) is not None or outside:
+            continue
+        if entry.dtype == "I8" and not name.endswith((".weight_zero_point", ".weight_offset")):
+            raise CheckpointError(
+                f"{entry.file}: {name} is int8, and the module that it belongs to is no linear or expert; "
+                "leave it in floats (the ignore list)"
+            )
+        weight = tensors.get(name.removesuffix("_scale")) if name.endswith(".weight_scale") else entry
+        if weight is None or (weight is not entry and weight.dtype != "I8"):
+            raise CheckpointError(
+                f"{entry.file}: {name} is stored, but no int8 {name.removesuffix('_scale')}; fetch the checkpoint again"
+            )
 
 
 def _anywhere(name: str) -> str:
