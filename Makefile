@@ -2,7 +2,7 @@
 #   make run     sets up everything in .venv and runs the main job on the example checkpoint
 #   make test    sets up everything and runs the tests
 # Variables: VENV (where the environment lives), PYTHON, TORCH (the requirement that is installed first),
-# PYTEST_ARGS, CHECKPOINT.
+# PYTEST_ARGS, WORKERS (test files that run at a time), CHECKPOINT.
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
@@ -11,6 +11,7 @@ TORCH ?= torch==2.13.0
 PLUGINS := plugins/x86_vnni
 CHECKPOINT ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 WHEELS ?= dist
 
 BIN := $(VENV)/bin
@@ -36,7 +37,7 @@ run: setup
 	$(BIN)/int8moe run $(CHECKPOINT)
 
 test: setup
-	$(BIN)/python -m pytest tests $(addsuffix /tests,$(PLUGINS)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests $(addsuffix /tests,$(PLUGINS)) $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
