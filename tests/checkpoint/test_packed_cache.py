@@ -242,13 +242,50 @@ def rewrite_weights(checkpoint: Path) -> None:
     write(checkpoint, config(quant=quantization()), stored, shards=2)
 
 
+def same_size_and_time(change: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Other weights in files whose sizes, mtimes and headers stay as they were."""
+
+    def changed(checkpoint: Path) -> None:
+        before = {file: file.stat() for file in checkpoint.glob("*.safetensors")}
+        change(checkpoint)
+        for file, status in before.items():
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+            assert (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+
+    return changed
+
+
+def flip_in_place(checkpoint: Path) -> None:
+    for file in checkpoint.glob("*.safetensors"):
+        with file.open("r+b") as stream:
+            data = 8 + int.from_bytes(stream.read(8), "little")
+            stream.seek(data)
+            (first,) = stream.read(1)
+            stream.seek(data)
+            stream.write(bytes([first ^ 1]))
+
+
+def flip_in_new_files(checkpoint: Path) -> None:
+    for file in checkpoint.glob("*.safetensors"):
+        other = file.with_suffix(".new")
+        shutil.copy2(file, other)
+        other.replace(file)
+    flip_in_place(checkpoint)
+
+
 def change_config(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text(json.dumps(config(quant=quantization(), hidden_act="gelu")))
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [(touch, "model-00001-of-00002.safetensors"), (rewrite_weights, "model-0000"), (change_config, "config.json")],
+    [
+        (touch, "model-00001-of-00002.safetensors"),
+        (rewrite_weights, "model-0000"),
+        (same_size_and_time(flip_in_place), "model-0000"),
+        (same_size_and_time(flip_in_new_files), "model-0000"),
+        (change_config, "config.json"),
+    ],
 )
 def test_a_changed_source_makes_it_stale(
     checkpoint: Path,

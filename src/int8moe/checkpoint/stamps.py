@@ -8,27 +8,31 @@ from pathlib import Path
 from ..errors import CheckpointError
 
 Stamp = list[int | str]
-"""Size, time of change in ns, sha256 of the safetensors header; a list, as JSON gives it back."""
+"""Size, times of change in ns (mtime, ctime), inode, sha256 of the safetensors header; a list, as JSON gives it back.
+
+Anybody can set the mtime, and tools that copy or synchronise do. The ctime is the system's own.
+"""
 
 
 class Stamps:
     """Stamps of files; the header of each is read once, as one file may hold many layers."""
 
     def __init__(self) -> None:
-        self._headers: dict[tuple[str, int, int], str] = {}
+        self._headers: dict[tuple[str | int, ...], str] = {}
 
     def of(self, file: Path) -> Stamp:
         """The stamp of a safetensors file; CheckpointError when it cannot be read."""
         try:
             status = file.stat()
-            known = (str(file), status.st_size, status.st_mtime_ns)
+            numbers = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+            known = (str(file), *numbers)
             if known not in self._headers:
                 with file.open("rb") as stream:
                     header = stream.read(int.from_bytes(stream.read(8), "little"))
                 self._headers[known] = hashlib.sha256(header).hexdigest()
         except OSError as error:
             raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
-        return [status.st_size, status.st_mtime_ns, self._headers[known]]
+        return [*numbers, self._headers[known]]
 
 
 def content_digest(file: Path) -> str:
