@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import struct
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from int8moe.checkpoint import inspect_checkpoint, load_moe_layers
+from int8moe.checkpoint.stamps import Stamps, content_digest
 from int8moe.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -122,6 +127,39 @@ def test_bad_headers(single: Path, header: bytes, found: str) -> None:
 def test_git_lfs_pointer(single: Path) -> None:
     (single / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     assert "git-lfs pointer" in refusal(single)
+
+
+def make_fifo(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def make_socket(file: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(file.name)  # the whole path may be longer than an address
+
+
+def make_device(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such files")
+@pytest.mark.parametrize("name", ["config.json", INDEX, SHARD, "model.safetensors"])
+@pytest.mark.parametrize("make", [make_fifo, make_socket, make_device])
+def test_only_regular_files_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], None]
+) -> None:
+    shards = 1 if name == "model.safetensors" else 3
+    folder = write(tmp_path / "model", config(quant=quantization()), tensors(), shards=shards)
+    (folder / name).unlink()
+    monkeypatch.chdir(folder)
+    make(folder / name)
+    text = refusal(folder)
+    assert name in text
+    assert "cannot be read: it is not a regular file, but a FIFO, a socket or a device" in text
+    with pytest.raises(CheckpointError, match="it is not a regular file"):
+        content_digest(folder / name)
+    with pytest.raises(CheckpointError, match="it is not a regular file"):
+        Stamps().of(folder / name)
 
 
 def test_paths_that_are_no_checkpoint(tmp_path: Path, single: Path) -> None:

@@ -6,14 +6,16 @@ a truncated download is found before anything is allocated.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import CheckpointError
 from .faults import Faults, Kind, describe_tensors
@@ -75,10 +77,38 @@ def checkpoint_directory(path: str | os.PathLike[str]) -> Path:
     return directory
 
 
+def open_regular(file: Path) -> BinaryIO:
+    """Open a regular file for reading; OSError for all others, as a FIFO would be waited for, and a device be read on.
+
+    The type is looked at before the file is opened, and again after: it may have been exchanged meanwhile.
+    """
+    _check_regular(os.stat(file))
+    stream = os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)), "rb")
+    try:
+        _check_regular(os.fstat(stream.fileno()))
+    except OSError:
+        stream.close()
+        raise
+    return stream
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file, but a FIFO, a socket or a device")
+
+
+def read_bytes(file: Path) -> bytes:
+    """The whole of a regular file; OSError when there is none."""
+    with open_regular(file) as stream:
+        return stream.read()
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object, or raise CheckpointError naming the file."""
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_bytes(file))
     except FileNotFoundError:
         raise CheckpointError(f"{file.parent}: holds no {file.name}; give the directory of a checkpoint") from None
     except OSError as error:
@@ -195,7 +225,7 @@ def _is_inside(shard: str) -> bool:
 def _read_header(file: Path) -> list[TensorEntry]:
     """The tensors of one file; raises _Damaged for whatever the file's size contradicts."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             prefix = stream.read(8)
             if prefix == b"version ":

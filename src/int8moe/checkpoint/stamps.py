@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from ..errors import CheckpointError
+from .files import open_regular, read_bytes
 
 Stamp = list[int | str]
 """Size, times of change in ns (mtime, ctime), inode, sha256 of the safetensors header; a list, as JSON gives it back.
@@ -27,7 +28,7 @@ class Stamps:
             numbers = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
             known = (str(file), *numbers)
             if known not in self._headers:
-                with file.open("rb") as stream:
+                with open_regular(file) as stream:
                     header = stream.read(int.from_bytes(stream.read(8), "little"))
                 self._headers[known] = hashlib.sha256(header).hexdigest()
         except OSError as error:
@@ -38,6 +39,6 @@ class Stamps:
 def content_digest(file: Path) -> str:
     """The sha256 of a small file; CheckpointError when it cannot be read."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(file)).hexdigest()
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
