@@ -333,6 +333,16 @@ def test_destinations_that_are_refused(source: Path, tmp_path: Path, kind: str) 
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("name", ["", ".", "./", "..", "sub/..", "/", "//", "/.."])
+def test_destinations_without_a_name_are_refused(
+    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(int8moe.CheckpointError, match="names no new directory; give the name of one") as caught:
+        quantize_checkpoint(source, name)
+    assert "\n" not in str(caught.value)
+
+
 def test_memory_holds_no_whole_tensor(tmp_path: Path) -> None:
     """A fused layer of 48 MiB is quantised within a fraction of it, beside the mapped pages of the files."""
     if not Path("/proc/self/clear_refs").exists():

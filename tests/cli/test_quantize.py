@@ -47,6 +47,7 @@ def test_document(int8moe: Command, unquantised: Path, tmp_path: Path) -> None:
 
 def test_errors(int8moe: Command, unquantised: Path, half_quantised: Path, tmp_path: Path) -> None:
     assert "exists already" in int8moe.error("quantize", str(unquantised), str(tmp_path))
+    assert "names no new directory" in int8moe.error("quantize", str(unquantised), ".")
     assert "is quantised already" in int8moe.error("quantize", str(half_quantised), str(tmp_path / "w8a8"))
     assert "Missing argument 'DST'" in int8moe.error("quantize", str(unquantised), status=2)
     assert not list(tmp_path.iterdir())

@@ -137,6 +137,8 @@ def quantize_checkpoint(
             destination exists, has no room, or is being written by another process.
     """
     target = Path(destination)
+    if target.name in ("", ".."):
+        raise CheckpointError(f"{destination}: names no new directory; give the name of one that is to be made")
     partial = target.with_name(f"{target.name}{PARTIAL}")
     if target.exists() or target.is_symlink():
         raise CheckpointError(f"{target}: exists already; choose another destination, or remove it first")
