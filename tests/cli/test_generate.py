@@ -59,6 +59,12 @@ def test_seed_decides_what_is_drawn(int8moe: Command, example: Path) -> None:
     assert drawn("1") != drawn("2")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_lowest_temperature_draws(int8moe: Command, example: Path, dtype: str) -> None:
+    options = ("--prompt", PROMPT, "--max-new-tokens", "3", "--temperature", "0.01", "--dtype", dtype)
+    assert len(int8moe.json("generate", str(example), *options)["tokens"]) == 3
+
+
 @pytest.mark.slow
 def test_bits_per_byte_of_the_trained_model(int8moe: Command, example: Path) -> None:
     document = int8moe.json("eval", str(example), str(example / "heldout.bin"))

@@ -11,6 +11,7 @@ import click
 
 from ..benchmark.request import FEWEST_ROUNDS, ROUTINGS, Request
 from ..benchmark.shapes import NUMBERS, SHAPES, parse_shape
+from .number import Number
 from .output import Verb, say, write, write_json
 from .output_file import check_writable, replace_file
 from .signals import import_torch
@@ -91,9 +92,9 @@ def _json_file(ctx: click.Context, parameter: click.Parameter, value: str | None
               help="; ".join(f"{name}: {text}" for name, text in ROUTINGS.items()) + ".")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(FEWEST_ROUNDS, 1000), default=15, show_default=True,
               help="Least alternations a point.")  # fmt: skip
-@click.option("--seconds", type=click.FloatRange(0, 3600), default=1.0, show_default=True,
+@click.option("--seconds", type=Number(0, 3600), default=1.0, show_default=True,
               help="A point goes on for at least that long.")  # fmt: skip
-@click.option("--gigabytes", type=click.FloatRange(0, 10_000, min_open=True), default=2.0, show_default=True,
+@click.option("--gigabytes", type=Number(0, 10_000, min_open=True), default=2.0, show_default=True,
               help="Weights of each kernel to rotate over, so that they come from memory as in a model.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True,
               help="Of routing and hidden states.")  # fmt: skip

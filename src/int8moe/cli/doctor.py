@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .number import Number
 from .output import Verb, write, write_json, write_table
 from .signals import sigterm_unwinds
 
@@ -23,7 +24,7 @@ _STYLES = {"problem": "bold red", "note": "yellow"}
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

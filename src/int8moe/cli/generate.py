@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .number import Temperature
 from .output import Verb, say, write_json
 from .signals import import_torch
 
@@ -21,10 +22,10 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 @click.option("--max-new-tokens", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="At most.")
 @click.option(
     "--temperature",
-    type=click.FloatRange(0.0, 100.0),
+    type=Temperature(),
     default=0.0,
     show_default=True,
-    help="Above 0: draw tokens at random, the more evenly the higher. 0: the likeliest token.",
+    help="From 0.01: draw tokens at random, the more evenly the higher. 0: the likeliest token.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of what is drawn.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of all but the experts.")
