@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sample_checkpoints import sample
 from int8moe import FusedMoE, load_moe_layers
 from int8moe.checkpoint import PackedCache
 from int8moe.errors import CheckpointError, ConfigError
+from int8moe.integrations.transformers.modules import QuantizedLinear
 
 pytest.importorskip("transformers")
 
@@ -190,6 +192,51 @@ def test_models_without_experts_are_left_to_transformers(tmp_path: Path) -> None
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     assert not hasattr(AutoModelForCausalLM.from_pretrained(tmp_path), "hf_quantizer")
+
+
+CONVERSIONS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
+    "to float16": lambda module: module.to(torch.float16),
+    "to bfloat16": lambda module: module.to(torch.bfloat16),
+    "to float64": lambda module: module.to(torch.float64),
+    "half": lambda module: module.half(),
+    "bfloat16": lambda module: module.bfloat16(),
+    "type": lambda module: module.type(torch.float16),
+    "there and back": lambda module: module.to(torch.bfloat16).to(torch.float32),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", CONVERSIONS)
+def test_a_linear_keeps_its_integers_and_scales_in_every_dtype(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(6)
+    module = QuantizedLinear("linear", torch.nn.Linear(512, 24, dtype=dtype))
+    weight = torch.randint(-128, 128, (24, 512), dtype=torch.int8)
+    weight[0] = 127  # with an x of ones its sum is beyond float16
+    module.fill(weight, torch.rand(24) * 1e-3, dtype)
+    x = torch.randn(5, 512)
+    x[0] = 1.0
+    scale, held, wanted = module.weight_scale.clone(), module.weight.dtype, module(x)
+    assert CONVERSIONS[kind](module) is module
+    assert torch.equal(module.weight.to(torch.int8), weight)
+    assert module.weight.dtype == held
+    assert module.weight_scale.dtype == torch.float32
+    assert torch.equal(module.weight_scale, scale)
+    assert module.bias is not None
+    bound = 0.01 * float(module.bias.abs().max())  # the bias alone is rounded
+    assert float((module(x) - wanted).abs().max()) <= bound
+    module.to("meta")
+    assert (module.weight.device.type, module.weight_scale.device.type) == ("meta", "meta")
+
+
+@pytest.mark.parametrize("name", ["trained-qwen3moe-w8a8", "qwen3_moe-w8a8"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_loaded_model_is_the_same_in_another_dtype(name: str, dtype: torch.dtype) -> None:
+    folder = sample(name)
+    ids = torch.arange(24).reshape(1, 24)
+    model = load(folder)
+    wanted = logits_of(model, ids)
+    assert any(isinstance(module, QuantizedLinear) for module in model.modules())
+    assert relative_l2(logits_of(model.to(dtype), ids), wanted) < 0.05
 
 
 def test_compile() -> None:

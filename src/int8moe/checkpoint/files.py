@@ -82,7 +82,7 @@ def open_regular(file: Path) -> BinaryIO:
 
     The type is looked at before the file is opened, and again after: it may have been exchanged meanwhile.
     """
-    _check_regular(os.stat(file))
+    _check_regular(file.stat())
     stream = os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)), "rb")
     try:
         _check_regular(os.fstat(stream.fileno()))

@@ -5,12 +5,18 @@ They are made empty, because transformers builds models without data first, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
 import torch
 from torch import Tensor, nn
 
 from ...contracts import MoEConfig
 from ...errors import WeightLayoutError
 from ...layer import FusedMoE
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def integer_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -69,7 +75,8 @@ class QuantizedLinear(nn.Module):
     """A W8A8 linear: each row of the input is quantised by itself, then integers are multiplied.
 
     The integers lie in a float dtype that holds them exactly, so that torch's own matrix product serves on every
-    machine. Its sums are rounded as that dtype's products are.
+    machine. Its sums are rounded as that dtype's products are. Integers and scales keep their dtypes through ``.to``
+    and ``.half``; the bias, and what comes in, have those of the model.
 
     Attributes:
         weight: ``[N, K]``, whole numbers from -128 to 127.
@@ -97,6 +104,15 @@ class QuantizedLinear(nn.Module):
         """Take int8 ``[N, K]`` and fp32 ``[N]``; ``dtype`` is the model's."""
         self.weight = weight.to(integer_dtype(dtype))
         self.weight_scale = weight_scale
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def keep_dtype(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if moved.dtype == tensor.dtype or not (tensor is self.weight or tensor is self.weight_scale):
+                return moved
+            return tensor.to(moved.device)  # in float16 the sums would overflow, in bfloat16 scales would be rounded
+
+        return cast("Self", super()._apply(keep_dtype, recurse))  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., K]`` -> ``[..., N]``, in the dtype of x."""
