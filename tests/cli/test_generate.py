@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,70 @@ def test_seed_decides_what_is_drawn(int8moe: Command, example: Path) -> None:
 
     assert drawn("1") == drawn("1")
     assert drawn("1") != drawn("2")
+
+
+FOREIGN: list[dict[str, Any]] = [
+    {"stop_strings": ["e", " "], "num_beams": 3, "num_return_sequences": 2, "early_stopping": True},
+    {"do_sample": True, "temperature": 5.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.5},
+    {"repetition_penalty": 2.0, "no_repeat_ngram_size": 1, "bad_words_ids": [[32]], "suppress_tokens": [101]},
+    {"forced_eos_token_id": 7, "min_new_tokens": 2, "max_time": 1e-9, "max_new_tokens": 1, "max_length": 1},
+    {"return_dict_in_generate": True, "output_scores": True, "guidance_scale": 2.0, "prompt_lookup_num_tokens": 3},
+]
+
+
+def with_settings(example: Path, folder: Path, **settings: Any) -> Path:
+    copied = Path(shutil.copytree(example, folder))
+    file = copied / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+    return copied
+
+
+@pytest.fixture(scope="session")
+def loaded(example: Path) -> Any:
+    from int8moe.checkpoint import inspect_checkpoint
+    from int8moe.cli.language_model import load_language_model
+
+    return load_language_model(inspect_checkpoint(example), dtype="float32", quantize=False)
+
+
+def tokens_of(language_model: Any, temperature: float) -> tuple[int, ...]:
+    from int8moe.cli.text_generation import generate
+
+    return generate(language_model, PROMPT, max_new_tokens=12, temperature=temperature, seed=1, stream=False).tokens
+
+
+@pytest.mark.parametrize("settings", FOREIGN, ids=lambda settings: next(iter(settings)))
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_settings_of_the_checkpoint_are_not_taken(
+    loaded: Any, settings: dict[str, Any], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import GenerationConfig
+
+    wanted = tokens_of(loaded, temperature)
+    own = GenerationConfig(eos_token_id=loaded.model.generation_config.eos_token_id, **settings)
+    monkeypatch.setattr(loaded.model, "generation_config", own)
+    assert tokens_of(loaded, temperature) == wanted
+    assert loaded.model.generation_config is own
+
+
+def test_the_end_of_text_of_the_checkpoint_is_taken(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tokens_of(loaded, 0.0)
+    end = whole[4]
+    for ends in (end, [end, 255]):
+        monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", ends)
+        assert tokens_of(loaded, 0.0) == whole[: whole.index(end) + 1]
+    for none in (None, []):
+        monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", none)
+        assert tokens_of(loaded, 0.0) == whole
+
+
+def test_a_generation_config_of_its_own_changes_nothing(int8moe: Command, example: Path, tmp_path: Path) -> None:
+    changed = with_settings(
+        example, tmp_path / "model", **{name: value for part in FOREIGN[:3] for name, value in part.items()}
+    )
+    options = ("--prompt", PROMPT, "--max-new-tokens", "12")
+    wanted = int8moe.json("generate", str(example), *options)
+    assert int8moe.json("generate", str(changed), *options)["tokens"] == wanted["tokens"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TextStreamer
+from transformers import GenerationConfig, TextStreamer
 
 from ..errors import UnsupportedInputError
 from .language_model import LanguageModel, encode
@@ -63,10 +65,33 @@ class TimedStreamer(TextStreamer):  # type: ignore[misc]
             write(text, end="\n" if stream_end else "")
 
 
+def _settings(end_of_text: int | list[int] | None, max_new_tokens: int, temperature: float) -> GenerationConfig:
+    """All that decides what is generated; of the checkpoint's own settings, the end of text alone."""
+    ends = end_of_text if isinstance(end_of_text, list) else [] if end_of_text is None else [end_of_text]
+    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    return GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else None,
+        **(drawn if temperature else {"do_sample": False}),
+    )
+
+
+@contextmanager
+def _only(model: Any, settings: GenerationConfig) -> Iterator[None]:
+    """Let a model generate by these settings; those passed in a call are filled up with the model's."""
+    own = model.generation_config
+    model.generation_config = settings
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
 def generate(
     language_model: LanguageModel, prompt: str, *, max_new_tokens: int, temperature: float, seed: int, stream: bool
 ) -> Generation:
-    """Continue a prompt.
+    """Continue a prompt; of the checkpoint's generation_config the end of text counts, and nothing else.
 
     Args:
         language_model: the model.
@@ -88,19 +113,15 @@ def generate(
             f"{len(ids)} tokens of prompt and {max_new_tokens} new ones are more than the {longest} that the model "
             f"takes; give a shorter prompt, or --max-new-tokens {max(longest - len(ids), 0)}"
         )
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     torch.manual_seed(seed)
     streamer = TimedStreamer(language_model.tokenizer, visible=stream)
-    end_of_text = language_model.model.generation_config.eos_token_id
-    with torch.inference_mode():
+    settings = _settings(language_model.model.generation_config.eos_token_id, max_new_tokens, temperature)
+    with torch.inference_mode(), _only(language_model.model, settings):
         started = time.perf_counter()
         whole = language_model.model.generate(
             input_ids=ids[None],
             attention_mask=torch.ones_like(ids[None]),
-            max_new_tokens=max_new_tokens,
-            pad_token_id=end_of_text[0] if isinstance(end_of_text, list) else end_of_text,
             streamer=streamer,
-            **({"do_sample": False} | sampling),
         )
     tokens = tuple(whole[0, len(ids) :].tolist())
     first, last = streamer.times[1], streamer.times[-1]  # the first time is that of the prompt
