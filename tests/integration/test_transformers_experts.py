@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from int8moe.errors import ConfigError
+from int8moe.integrations.transformers import requantize
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -83,6 +86,56 @@ def test_changed_weights_are_quantised_again() -> None:
     before = run(module, "int8moe", ids, weights, x)
     module.down_proj.mul_(2.0)
     assert torch.equal(run(module, "int8moe", ids, weights, x), 2.0 * before)
+
+
+COUNTED: dict[str, Callable[[Any], object]] = {
+    "in place": lambda module: module.down_proj.mul_(0.5),
+    "under inference mode": torch.inference_mode()(lambda module: module.down_proj.mul_(0.5)),
+    "through a view": lambda module: module.down_proj[0].mul_(0.5),
+    "load_state_dict": lambda module: module.load_state_dict(
+        {name: tensor * 0.5 for name, tensor in module.state_dict().items()}
+    ),
+    "replaced": lambda module: setattr(module, "down_proj", torch.nn.Parameter(module.down_proj * 0.5, False)),
+    "data replaced": lambda module: setattr(module.down_proj, "data", module.down_proj * 0.5),
+}
+NOT_COUNTED: dict[str, Callable[[Any], object]] = {
+    "through data": lambda module: module.down_proj.data.mul_(0.5),
+    "through numpy": lambda module: np.multiply(view := module.down_proj.numpy(), 0.5, out=view),
+}
+
+
+def fresh(module: Any) -> Any:
+    """The same weights in a module that nothing was quantised for."""
+    made = make("mixtral")
+    made.load_state_dict(module.state_dict())
+    return made
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_changes_that_are_counted_are_seen(kind: str) -> None:
+    module = make("mixtral")
+    ids, weights, x = inputs()
+    before = run(module, "int8moe", ids, weights, x)
+    COUNTED[kind](module)
+    found = run(module, "int8moe", ids, weights, x)
+    assert not torch.equal(found, before)
+    assert torch.equal(found, run(fresh(module), "int8moe", ids, weights, x))
+
+
+@pytest.mark.parametrize("kind", [*NOT_COUNTED, "inference tensors"])
+def test_requantize_makes_all_others_seen(kind: str) -> None:
+    with torch.inference_mode(kind == "inference tensors"):
+        module = torch.nn.ModuleList([make("mixtral"), make("mixtral"), torch.nn.Linear(2, 2)])
+    ids, weights, x = inputs()
+    before = run(module[0], "int8moe", ids, weights, x)
+    with torch.inference_mode(kind == "inference tensors"):
+        NOT_COUNTED.get(kind, COUNTED["in place"])(module[0])
+    assert torch.equal(run(module[0], "int8moe", ids, weights, x), before)  # as the documentation says
+    assert requantize(module) == 1  # nothing was quantised for the other one
+    assert requantize(module) == 0
+    found = run(module[0], "int8moe", ids, weights, x)
+    assert not torch.equal(found, before)
+    assert torch.equal(found, run(fresh(module[0]), "int8moe", ids, weights, x))
 
 
 def test_a_gate_that_is_not_known_is_refused() -> None:

@@ -1,7 +1,8 @@
 """``experts_implementation="int8moe"`` for a model in memory: its float experts, quantised at the first call.
 
 The float weights stay, so that another implementation can be set again; ``from_pretrained`` with this
-implementation quantises while loading instead, and keeps no floats.
+implementation quantises while loading instead, and keeps no floats. Which changes of the floats are seen by
+themselves is what torch counts: see :func:`requantize`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
 
 @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
 def packed_experts(module: Any, top_k: int) -> FusedMoE:
-    """The module's experts, quantised and packed; made anew when its weights have changed since."""
+    """The module's experts, quantised and packed; made anew after a change that torch counts (:func:`requantize`)."""
     parameters = list(module.parameters(recurse=False))
     version = (top_k, *((p.data_ptr(), -1 if p.is_inference() else p._version) for p in parameters))
     found: tuple[Any, FusedMoE] | None = module.__dict__.get(_CACHE)
@@ -70,6 +71,25 @@ def packed_experts(module: Any, top_k: int) -> FusedMoE:
         found = (version, pack_experts(module, top_k))
         object.__setattr__(module, _CACHE, found)  # not through nn.Module, which would make it a submodule
     return found[1]
+
+
+def requantize(model: nn.Module) -> int:
+    """Drop what was quantised in memory for ``experts_implementation="int8moe"``; the next call quantises anew.
+
+    A change is seen without this when torch counts it, or when the weights lie elsewhere after it: operations in place
+    on a parameter (``mul_``, ``copy_``, an optimizer's step, ``load_state_dict``), and parameters that are replaced.
+    Not seen are writes that go past the count: through ``parameter.data`` or ``parameter.detach().numpy()``, by other
+    processes into shared memory, and any into inference tensors (made under ``torch.inference_mode``), which have no
+    count; nor a parameter that is put exactly where a freed one lay. Call this after those. It is not to be called
+    while another thread runs the model.
+
+    Args:
+        model: a model, or a part of one. Experts that ``from_pretrained`` loaded as INT8 have no floats, and stay.
+
+    Returns:
+        How many layers will be quantised anew.
+    """
+    return sum(module.__dict__.pop(_CACHE, None) is not None for module in model.modules())
 
 
 def pack_experts(module: Any, top_k: int) -> FusedMoE:
