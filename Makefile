@@ -37,7 +37,8 @@ run: setup
 	$(BIN)/int8moe run $(CHECKPOINT)
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests $(addsuffix /tests,$(PLUGINS)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m alone tests/cli/test_start_up.py
+	$(BIN)/python -m pytest -m "not alone" -n $(WORKERS) --dist loadfile tests $(addsuffix /tests,$(PLUGINS)) $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

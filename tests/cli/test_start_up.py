@@ -27,6 +27,7 @@ def cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
     return best
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("arguments", [["--help"], ["list-kernels"], ["list-kernels", "--json"]], ids=" ".join)
 def test_cpu_time(int8moe: Command, arguments: list[str]) -> None:
     assert cpu_seconds([*COMMAND, *arguments], int8moe.environment()) < CPU_SECONDS
