@@ -17,7 +17,7 @@ CPU_SECONDS = 0.3
 def cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
     """User and system time of the best of 5 runs; of more when the machine is busy and none was good enough."""
     best = float("inf")
-    for attempt in range(30):
+    for attempt in range(150):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
