@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 
@@ -75,6 +74,8 @@ def absent_plugins(present: set[str]) -> dict[str, str]:
     for variable in ("INT8MOE_PLUGINS", "INT8MOE_DISABLE_PLUGINS"):
         lines = []
         for name in sorted((names(variable) or frozenset()) - present):
+            import difflib  # here, since starting up is measured
+
             near = difflib.get_close_matches(name, sorted(present), n=2, cutoff=0.4)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
             lines.append(f"{variable} names {name!r}, which is not installed; {hint}")
@@ -88,6 +89,8 @@ def unknown_variables() -> dict[str, str]:
     lines = {}
     for name in sorted(os.environ):
         if name.startswith("INT8MOE_") and name not in VARIABLES and not name.startswith("INT8MOE_TEST_"):
+            import difflib  # here, since starting up is measured
+
             near = difflib.get_close_matches(name, VARIABLES, n=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(VARIABLES)}"
             lines[name] = f"{name} is set, but nothing reads it; {hint}"

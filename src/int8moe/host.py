@@ -9,7 +9,6 @@ import contextlib
 import math
 import os
 import platform
-import subprocess
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -59,6 +58,8 @@ def feature_words(proc: str | Path = "/proc") -> frozenset[str]:
 
 def _sysctl_features() -> frozenset[str]:
     """Names below ``hw.optional`` that are 1, without their prefix, and the words of machdep.cpu.*features."""
+    import subprocess  # here, since starting up is measured
+
     try:
         text = subprocess.run(
             ["sysctl", "hw.optional", "machdep.cpu"], capture_output=True, text=True, timeout=5, check=False

@@ -6,7 +6,6 @@ plugin would end the call for all, and a second entry point of the same name wou
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import logging
@@ -14,7 +13,8 @@ import threading
 import traceback as tracebacks
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from importlib import metadata, resources
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -180,6 +180,8 @@ class Registry:
 def unknown_kernel(name: str, candidates: Iterable[Candidate], plugins: Iterable[PluginRecord] = ()) -> str:
     """The text for a kernel name that nobody declares: near names, what exists, and a plugin that failed."""
     known = [candidate.spec.name for candidate in candidates]
+    import difflib  # here, since starting up is measured
+
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     message = f"no kernel is called {name!r}"
     message += f"; did you mean {' or '.join(near)}?" if near else "."
@@ -372,7 +374,7 @@ def hints(host: HostInfo | None = None) -> list[str]:
     """Which distributions would serve this machine and are not installed, one line each."""
     host = host or this_host()
     installed = {record.distribution.lower().replace("_", "-") for record in _registry.plugins()}
-    table = json.loads(resources.files(__package__).joinpath("hints.json").read_text(encoding="utf-8"))
+    table = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
     return [
         f"this machine is {host.machine}: {row['distribution']} has kernels for {row['serves']} "
         f"(from a checkout: pip install ./{row['source']})"

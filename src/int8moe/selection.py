@@ -5,7 +5,6 @@ Loading comes after: :func:`int8moe.binding.choose` walks the ranking that is ma
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -163,6 +162,8 @@ def check_max_isa(value: str | None, candidates: Iterable[Candidate]) -> None:
     ladders = {(c.spec.namespace, c.isa_ladder) for c in candidates if c.isa_ladder}
     rungs = [rung for _, ladder in sorted(ladders) for rung in ladder]
     if value not in rungs:
+        import difflib  # here, since starting up is measured
+
         near = difflib.get_close_matches(value, rungs, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         known = "; ".join(f"{name}: {', '.join(ladder)}" for name, ladder in sorted(ladders))

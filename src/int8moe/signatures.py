@@ -6,7 +6,6 @@ Each of them is a refusal here, naming the hook and the signature that is wanted
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable
 
@@ -55,6 +54,8 @@ def check_hooks(implementation: object, spec: type, *, required: Iterable[str], 
             continue
         hook = options.get("specname") or name
         if hook not in hooks:
+            import difflib  # here, since starting up is measured
+
             near = difflib.get_close_matches(hook, hooks, n=1, cutoff=0.4)
             hint = f"did you mean {_signature(near[0], hooks)}?" if near else f"the hooks are {', '.join(hooks)}"
             raise PluginLoadError(f"{owner}: {hook!r} is marked @hookimpl, but there is no such hook; {hint}")
@@ -81,6 +82,8 @@ def check_hooks(implementation: object, spec: type, *, required: Iterable[str], 
         wanted = _signature(hook, hooks)
         if callable(getattr(implementation, hook, None)):
             raise PluginLoadError(f"{owner}: {hook!r} is not marked @hookimpl; mark {wanted}")
+        import difflib  # here, since starting up is measured
+
         near = difflib.get_close_matches(
             hook, [n for n in dir(implementation) if not n.startswith("_")], n=1, cutoff=0.7
         )
