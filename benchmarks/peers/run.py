@@ -8,18 +8,16 @@ README.md beside this file says how the environments are made and how to read th
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from entrants import NoRun, Plan, Refused, choose, known_peers, load, refuse_too_much_memory
 from int8moe.benchmark.shapes import SHAPES, parse_shape
 from int8moe.cli.output_file import check_writable, replace_file
+from int8moe.cli.signals import sigterm_unwinds
 from int8moe.host import this_host
 from peer import ADAPTERS
 from report import Steps, document, heading, machine, say, show
@@ -158,7 +156,7 @@ def command(
     refused: list[Refused] = []
     points: list[Point] = []
     try:
-        with _ended_by_sigterm(), Steps(len(candidates) * (1 + rounds * len(tokens))) as steps:
+        with sigterm_unwinds(), Steps(len(candidates) * (1 + rounds * len(tokens))) as steps:
             load(plan, candidates, entrants, refused, steps.stage, steps.advance)
             for count in tokens:
                 steps.stage(f"M = {count}")
@@ -190,20 +188,6 @@ def _void(tolerance: float, points: list[Point]) -> list[str]:
         for point in points
         if point.void
     ]
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does, with the workers."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def main(arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ import logging
 import os
 
 from .errors import ConfigError
+from .near_names import near_names
 
 VARIABLES = {
     "INT8MOE_KERNEL": "name of the kernel to use; it is used or an error is raised",
@@ -74,9 +75,7 @@ def absent_plugins(present: set[str]) -> dict[str, str]:
     for variable in ("INT8MOE_PLUGINS", "INT8MOE_DISABLE_PLUGINS"):
         lines = []
         for name in sorted((names(variable) or frozenset()) - present):
-            import difflib  # here, since starting up is measured
-
-            near = difflib.get_close_matches(name, sorted(present), n=2, cutoff=0.4)
+            near = near_names(name, sorted(present), count=2, cutoff=0.4)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
             lines.append(f"{variable} names {name!r}, which is not installed; {hint}")
         if lines:
@@ -89,9 +88,7 @@ def unknown_variables() -> dict[str, str]:
     lines = {}
     for name in sorted(os.environ):
         if name.startswith("INT8MOE_") and name not in VARIABLES and not name.startswith("INT8MOE_TEST_"):
-            import difflib  # here, since starting up is measured
-
-            near = difflib.get_close_matches(name, VARIABLES, n=2)
+            near = near_names(name, VARIABLES, count=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(VARIABLES)}"
             lines[name] = f"{name} is set, but nothing reads it; {hint}"
     return lines

@@ -38,6 +38,7 @@ from .errors import (
 )
 from .hookspecs import ENTRY_POINT_GROUP, PROJECT, KernelProvider
 from .host import this_host
+from .near_names import near_names
 from .signatures import check_hooks
 
 logger = logging.getLogger("int8moe.registry")
@@ -180,9 +181,7 @@ class Registry:
 def unknown_kernel(name: str, candidates: Iterable[Candidate], plugins: Iterable[PluginRecord] = ()) -> str:
     """The text for a kernel name that nobody declares: near names, what exists, and a plugin that failed."""
     known = [candidate.spec.name for candidate in candidates]
-    import difflib  # here, since starting up is measured
-
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    near = near_names(name, known, count=3, cutoff=0.4)
     message = f"no kernel is called {name!r}"
     message += f"; did you mean {' or '.join(near)}?" if near else "."
     message += f" Registered: {', '.join(known)}."

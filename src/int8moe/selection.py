@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from . import environment
 from .contracts import MAX_REDUCTION, HostInfo, KernelSpec, MoEConfig, Rejection
 from .errors import ConfigError, NoKernelError
+from .near_names import near_names
 from .registry import Candidate, unknown_kernel
 
 
@@ -162,9 +163,7 @@ def check_max_isa(value: str | None, candidates: Iterable[Candidate]) -> None:
     ladders = {(c.spec.namespace, c.isa_ladder) for c in candidates if c.isa_ladder}
     rungs = [rung for _, ladder in sorted(ladders) for rung in ladder]
     if value not in rungs:
-        import difflib  # here, since starting up is measured
-
-        near = difflib.get_close_matches(value, rungs, n=1, cutoff=0.5)
+        near = near_names(value, rungs, count=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         known = "; ".join(f"{name}: {', '.join(ladder)}" for name, ladder in sorted(ladders))
         raise ConfigError(

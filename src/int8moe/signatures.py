@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterable
 
 from .errors import PluginLoadError
+from .near_names import near_names
 
 _MARK = "int8moe_impl"  # set by pluggy's HookimplMarker("int8moe")
 
@@ -54,9 +55,7 @@ def check_hooks(implementation: object, spec: type, *, required: Iterable[str], 
             continue
         hook = options.get("specname") or name
         if hook not in hooks:
-            import difflib  # here, since starting up is measured
-
-            near = difflib.get_close_matches(hook, hooks, n=1, cutoff=0.4)
+            near = near_names(hook, hooks, count=1, cutoff=0.4)
             hint = f"did you mean {_signature(near[0], hooks)}?" if near else f"the hooks are {', '.join(hooks)}"
             raise PluginLoadError(f"{owner}: {hook!r} is marked @hookimpl, but there is no such hook; {hint}")
         wanted = _signature(hook, hooks)
@@ -82,11 +81,7 @@ def check_hooks(implementation: object, spec: type, *, required: Iterable[str], 
         wanted = _signature(hook, hooks)
         if callable(getattr(implementation, hook, None)):
             raise PluginLoadError(f"{owner}: {hook!r} is not marked @hookimpl; mark {wanted}")
-        import difflib  # here, since starting up is measured
-
-        near = difflib.get_close_matches(
-            hook, [n for n in dir(implementation) if not n.startswith("_")], n=1, cutoff=0.7
-        )
+        near = near_names(hook, [n for n in dir(implementation) if not n.startswith("_")], count=1, cutoff=0.7)
         found_text = f"; found {near[0]!r}" if near else ""
         raise PluginLoadError(f"{owner}: the required hook {hook!r} is missing{found_text}; implement {wanted}")
     for hook in set(hooks) - marked:

@@ -9,16 +9,9 @@ import pytest
 
 from int8moe.benchmark.disturbance import Snapshot, between, snapshot
 from int8moe.benchmark.machine import this_machine
+from made_folders import put
 
 MIB = 1 << 20
-
-
-def put(root: Path, **files: str) -> Path:
-    for name, text in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from int8moe.host_memory import available_memory, huge_bytes
+from made_folders import put
 
 MIB = 1 << 20
-
-
-def put(root: Path, **files: str) -> Path:
-    for name, text in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def test_a_machine_that_says_nothing(tmp_path: Path) -> None:

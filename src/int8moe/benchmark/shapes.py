@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import NamedTuple
+
+from ..near_names import near_names
 
 
 class Shape(NamedTuple):
@@ -66,7 +67,7 @@ def parse_shape(text: str, *, activation: str | None = None, num_experts: int | 
 def _from_numbers(text: str) -> Shape:
     words = [word.strip() for word in text.split(",")]
     if len(words) == 1 and not words[0].isdecimal():
-        near = difflib.get_close_matches(text, SHAPES, n=2)
+        near = near_names(text, SHAPES, count=2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(f"there is no shape {text!r}; {hint}Names are {', '.join(SHAPES)}; or give {NUMBERS}")
     if len(words) != 4 or not all(word.isdecimal() and int(word) > 0 for word in words):

@@ -100,6 +100,12 @@ class Place(NamedTuple):
     layer: int
 
 
+def outside_model(name: str, num_layers: int) -> bool:
+    """Whether a tensor belongs to a multi-token-prediction head: past the model's layers, or in a module of its own."""
+    layer = _LAYER.search(name)
+    return _DRAFT.search(name) is not None or (layer is not None and int(layer[1]) >= num_layers)
+
+
 def experts_place(name: str) -> Place | None:
     """Whose routed experts a tensor belongs to; None for all other tensors."""
     if _EXPERTS.search(name) is None:

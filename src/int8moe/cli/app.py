@@ -13,6 +13,7 @@ import sys
 
 import click
 
+from ..near_names import near_names
 from .output import discard_stdout, flush, say
 
 # One row a verb: module of this package (its click command is called ``command``), one line of help.
@@ -50,9 +51,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with near names for a verb that does not exist."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], VERBS, n=2)
+            near = near_names(args[0], VERBS, count=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"verbs are {', '.join(VERBS)}."
             ctx.fail(f"There is no verb {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)

@@ -11,12 +11,45 @@ from .output import say
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from typing_extensions import Self
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
-class WeightProgress:
+class _Drawn:
+    """A bar on a terminal, for the time of a block; none elsewhere.
+
+    Args:
+        total: what a full bar stands for.
+        binary: whether that is bytes, to be shown beside it.
+    """
+
+    def __init__(self, total: int, *, binary: bool) -> None:
+        self._bar = _make_bar(binary=binary) if sys.stderr.isatty() else None
+        self._task = self._bar.add_task("", total=total, left="") if self._bar is not None else None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _draw_bar(self, completed: float, description: str, left: str) -> bool:
+        """Redraw it; False where there is none."""
+        if self._bar is None or self._task is None:
+            return False
+        self._bar.update(self._task, completed=completed, description=description, left=left)
+        self._bar.refresh()
+        return True
+
+
+class WeightProgress(_Drawn):
     """Bytes of weights that are packed, or done what else with, of all that will be, and the time that is left.
 
     Nothing is redrawn in the background: the kernels that are timed between two layers have the cores alone.
@@ -29,19 +62,7 @@ class WeightProgress:
         self._seconds = 0.0
         self._name = ""
         self._started = self._shown = time.monotonic()
-        self._bar = _make_bar() if sys.stderr.isatty() else None
-        self._task = self._bar.add_task("", total=self._total, left="") if self._bar is not None else None
-
-    def __enter__(self) -> WeightProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        super().__init__(self._total, binary=True)
 
     def set_total(self, total: int) -> None:
         """Correct the sum of all bytes."""
@@ -71,10 +92,7 @@ class WeightProgress:
             return
         self._shown = now
         text, left = f"{verb} {self._name}", self._left(now)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, description=text, left=left)
-            self._bar.refresh()
-        else:
+        if not self._draw_bar(self._done, text, left):
             say(f"{text}: {human_bytes(self._done)} of {human_bytes(self._total)}, {left}")
 
     def _left(self, now: float) -> str:
@@ -85,7 +103,7 @@ class WeightProgress:
         return f"{seconds / self._done * (self._total - self._done):.0f} s left"
 
 
-class MeasuringProgress:
+class MeasuringProgress(_Drawn):
     """Points of a benchmark that are measured, of all that will be. Drawn between two rounds, as packing is."""
 
     def __init__(self, total: int) -> None:
@@ -93,19 +111,7 @@ class MeasuringProgress:
         self._done = 0
         self._name = ""
         self._shown = 0.0
-        self._bar = _make_bar(binary=False) if sys.stderr.isatty() else None
-        self._task = self._bar.add_task("", total=total, left="") if self._bar is not None else None
-
-    def __enter__(self) -> MeasuringProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        super().__init__(total, binary=False)
 
     def begin(self, name: str) -> None:
         """Start on a point."""
@@ -126,13 +132,10 @@ class MeasuringProgress:
 
     def _draw(self, done: float) -> None:
         self._shown = time.monotonic()
-        if self._bar is not None and self._task is not None:
-            left = f"{self._done} of {self._total} points"
-            self._bar.update(self._task, completed=self._done + done, description=f"measuring {self._name}", left=left)
-            self._bar.refresh()
+        self._draw_bar(self._done + done, f"measuring {self._name}", f"{self._done} of {self._total} points")
 
 
-def _make_bar(*, binary: bool = True) -> Progress:
+def _make_bar(*, binary: bool) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 

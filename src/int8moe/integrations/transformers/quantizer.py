@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ...checkpoint import CheckpointPlan, PackedCache, inspect_checkpoint, load_moe_layers
 from ...checkpoint.families import FAMILIES
 from ...checkpoint.files import TensorEntry, read_tensors
-from ...checkpoint.names import experts_place
+from ...checkpoint.names import experts_place, outside_model
 from ...checkpoint.schemes import DESCRIBED, READERS
 from ...contracts import MoEConfig
 from ...errors import CheckpointError, ConfigError
@@ -34,9 +33,6 @@ from .saving import model_state, quantization_dict
 from .stored_linears import LinearReader, StoredLinear, find_linear, spellings
 
 logger = logging.getLogger("int8moe.integrations.transformers")
-
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_DRAFT = re.compile(r"(?:^|\.)(mtp|nextn)[a-z_]*\.")
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of a model's config that say that it is a mixture of experts."""
@@ -276,9 +272,7 @@ def _refuse_orphans(tensors: Mapping[str, TensorEntry], linears: Mapping[str, St
     """Every int8 tensor and every scale of the model has to have somebody who reads it: floats are made of neither."""
     read = {entry.name for linear in linears.values() for entry in linear if entry is not None}
     for name, entry in tensors.items():
-        layer = _LAYER.search(name)
-        outside = _DRAFT.search(name) or (layer and int(layer[1]) >= num_layers)  # a multi-token-prediction head
-        if name in read or experts_place(name) is not None or outside:
+        if name in read or experts_place(name) is not None or outside_model(name, num_layers):
             continue
         if entry.dtype == "I8" and not name.endswith((".weight_zero_point", ".weight_offset")):
             raise CheckpointError(
