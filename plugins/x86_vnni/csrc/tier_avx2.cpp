@@ -105,7 +105,7 @@ struct Avx2Kernel {
 #pragma GCC unroll 4
       for (int p = 0; p < kTilePanels; ++p) {
         const uint8_t* const w = b[p] + at * 8;
-        _mm_prefetch(reinterpret_cast<const char*>(w) + ahead, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(w) + ahead, _MM_HINT_T1);  // rows are what L1 is for
         const __m256i even0 = even_bytes(load_weights(w), low_bytes), even1 = even_bytes(load_weights(w + 32), low_bytes);
 #pragma GCC unroll 6
         for (int r = 0; r < kTileRows; ++r) {
@@ -132,19 +132,26 @@ struct Avx2Kernel {
       }
   }
 
+  // Groups of kTogether panels from panel `first` on; returns the first panel that is left.
+  template <int kTileRows, int kTogether>
+  static INT8MOE_INLINE int groups(const GemmBlock<kPanels>& block, int first, bool fetch_next,
+                                   const uint8_t* const* row, int32_t* acc) {
+    constexpr int64_t kOwn = kTileRows <= 3 ? kNear : kFar;
+    int p = first;
+    for (; p + kTogether <= block.panels; p += kTogether)
+      tile<kTileRows, kTogether>(block.panel + p, fetch_next ? block.to_panel_after(p, kTogether) : kOwn, row,
+                                 block.depth, acc + p * kRows * 16);
+    return p;
+  }
+
   // As many panels at once as `kTogether` says, then pairs, then one by one.
   template <int kTileRows, int kTogether>
-  static INT8MOE_INLINE void tiles(const GemmBlock<kPanels>& block, int64_t ahead, const uint8_t* const* row,
+  static INT8MOE_INLINE void tiles(const GemmBlock<kPanels>& block, bool fetch_next, const uint8_t* const* row,
                                    int32_t* acc) {
     int p = 0;
-    for (; p + kTogether <= block.panels; p += kTogether)
-      tile<kTileRows, kTogether>(block.panel + p, ahead, row, block.depth, acc + p * kRows * 16);
-    if (kTogether > 2)
-      for (; p + 2 <= block.panels; p += 2)
-        tile<kTileRows, 2>(block.panel + p, ahead, row, block.depth, acc + p * kRows * 16);
-    if (kTogether > 1)
-      for (; p < block.panels; ++p)
-        tile<kTileRows, 1>(block.panel + p, ahead, row, block.depth, acc + p * kRows * 16);
+    if (kTogether > 2) p = groups<kTileRows, kTogether>(block, p, fetch_next, row, acc);
+    if (kTogether > 1) p = groups<kTileRows, 2>(block, p, fetch_next, row, acc);
+    groups<kTileRows, 1>(block, p, fetch_next, row, acc);
   }
 
   // As many as a tile holds, but 7 and 8 as 4 + 3 and 4 + 4: a pass with one or two rows costs as much as one with three.
@@ -180,16 +187,15 @@ struct Avx2Kernel {
       const int rows = rows_of_pass(left);
       for (int r = 0; r < rows; ++r) row[r] = block.row(r0 + r);
       // One or two rows wait for memory whatever is done, and do so least along their own streams. More have arithmetic
-      // to hide it behind: their first pass fetches what this worker needs next, which found its own weights so.
+      // to hide it behind: their first pass fetches the panel that this worker needs next, which found its own so.
       const bool fetch_next = r0 == 0 && rows > 2;
-      const int64_t near = fetch_next ? block.next_offset : kNear, far = fetch_next ? block.next_offset : kFar;
       switch (rows) {
-        case 1: tiles<1, 4>(block, near, row, acc); break;
-        case 2: tiles<2, 4>(block, near, row, acc); break;
-        case 3: tiles<3, 2>(block, near, row, acc); break;
-        case 4: tiles<4, 1>(block, far, row, acc); break;
-        case 5: tiles<5, 1>(block, far, row, acc); break;
-        default: tiles<6, 1>(block, far, row, acc); break;
+        case 1: tiles<1, 4>(block, fetch_next, row, acc); break;
+        case 2: tiles<2, 4>(block, fetch_next, row, acc); break;
+        case 3: tiles<3, 2>(block, fetch_next, row, acc); break;
+        case 4: tiles<4, 1>(block, fetch_next, row, acc); break;
+        case 5: tiles<5, 1>(block, fetch_next, row, acc); break;
+        default: tiles<6, 1>(block, fetch_next, row, acc); break;
       }
       epilogue(r0, rows, acc);
       r0 += rows;

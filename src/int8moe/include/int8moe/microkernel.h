@@ -50,6 +50,12 @@ struct GemmBlock {
   const uint8_t* row(int64_t r) const {
     return rows_base + (row_index == nullptr ? r : static_cast<int64_t>(row_index[r])) * row_stride;
   }
+  // From panel p to the one after it in a walk panel by panel: of this block, then of the next. Less lies fetched in the
+  // cache between its arrival and its use than with next_offset.
+  int64_t to_panel_after(int p, int count = 1) const {
+    const uint8_t* const after = p + count < panels ? panel[p + count] : panel[0] + next_offset;
+    return static_cast<int64_t>(reinterpret_cast<intptr_t>(after) - reinterpret_cast<intptr_t>(panel[p]));
+  }
 };
 
 }  // namespace
