@@ -62,8 +62,8 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _SUBMODULES = frozenset(
     {
-        "binding", "checkpoint", "contracts", "errors", "hookspecs", "host", "layer", "listing", "ops", "quantize",
-        "reference", "registry", "routing", "selection", "testing", "weights",
+        "binding", "checkpoint", "contracts", "errors", "hookspecs", "host", "layer", "listing", "native", "ops",
+        "quantize", "reference", "registry", "routing", "selection", "testing", "weights",
     }
 )  # fmt: skip
 

@@ -120,7 +120,7 @@ def test_the_reduction_bound_is_the_largest_safe_one() -> None:
 
 
 TORCH_FREE = ["int8moe", "int8moe.contracts", "int8moe.hookspecs", "int8moe.errors", "int8moe.host",
-              "int8moe.registry", "int8moe.selection", "int8moe.listing", "int8moe.cli", "int8moe.reference_provider"]  # fmt: skip
+              "int8moe.registry", "int8moe.selection", "int8moe.listing", "int8moe.native", "int8moe.native.abi", "int8moe.cli", "int8moe.reference_provider"]  # fmt: skip
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

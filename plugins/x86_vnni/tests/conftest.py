@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 from native_tiers import KERNELS, why_not
 
-from int8moe_x86_vnni import experts, library
+from int8moe.native import LibraryUnavailable
+from int8moe_x86_vnni import experts
+from int8moe_x86_vnni.library import LIBRARY
 
 
 @pytest.fixture(params=list(KERNELS))
@@ -23,6 +25,6 @@ def kernel(tier: str) -> experts.X86Experts:
 @pytest.fixture
 def native() -> object:
     try:
-        return library.load_library()
-    except library.LibraryUnavailable as error:
+        return LIBRARY.load()
+    except LibraryUnavailable as error:
         pytest.skip(str(error))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from int8moe_x86_vnni import experts, library, probe
+from int8moe.native import LibraryUnavailable
+from int8moe_x86_vnni import experts, probe
 
 KERNELS = {
     "avx2": experts.Avx2Experts,
@@ -15,5 +16,5 @@ KERNELS = {
 def why_not(tier: str) -> str | None:
     try:
         return probe.refusal(tier, probe.read_cpu(ask_for_amx=True))
-    except library.LibraryUnavailable as error:
+    except LibraryUnavailable as error:
         return str(error)

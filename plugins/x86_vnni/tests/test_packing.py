@@ -5,7 +5,8 @@ import torch
 from packed_layer import make_layer
 
 from int8moe.contracts import MoEConfig
-from int8moe_x86_vnni import library, packing
+from int8moe.native.abi import PACK_CALL
+from int8moe_x86_vnni import packing
 
 SHAPES = [(1, 1), (15, 64), (16, 63), (16, 64), (17, 65), (48, 128), (100, 100), (33, 2)]
 
@@ -20,9 +21,7 @@ def test_native_packer_equals_the_oracle(native, rows: int, depth: int, halves: 
 
     storage = torch.full((3, expected.shape[1] + 64), 0xAB, dtype=torch.uint8)  # a wider stride than needed
     storage[:, : halves * rows * depth] = weight.view(torch.uint8).reshape(3, -1)
-    call = library.PACK_CALL.pack(
-        library.PACK_CALL.size, 2, storage.data_ptr(), storage.stride(0), 3, halves, rows, depth
-    )
+    call = PACK_CALL.pack(PACK_CALL.size, 2, storage.data_ptr(), storage.stride(0), 3, halves, rows, depth)
     assert native.int8moe_pack(call) == 0
     assert torch.equal(storage[:, : expected.shape[1]], expected), "padding is written, never left"
     assert (storage[:, expected.shape[1] :] == 0xAB).all(), "nothing beyond an expert's bytes is touched"
@@ -39,7 +38,7 @@ def test_oracle_round_trip(rows: int, depth: int) -> None:
 
 def test_storage_that_is_too_small_is_refused(native) -> None:
     storage = torch.zeros(2, 64, dtype=torch.uint8)
-    call = library.PACK_CALL.pack(library.PACK_CALL.size, 1, storage.data_ptr(), 64, 2, 1, 16, 64)
+    call = PACK_CALL.pack(PACK_CALL.size, 1, storage.data_ptr(), 64, 2, 1, 16, 64)
     assert native.int8moe_pack(call) != 0
 
 

@@ -8,9 +8,12 @@ import pytest
 
 from int8moe import reference_provider
 from int8moe.contracts import HostInfo, MoEConfig
+from int8moe.native import LibraryUnavailable, NativeLibrary, abi
+from int8moe.native import library as native_library
 from int8moe.registry import Candidate
 from int8moe.selection import Policy, rank
-from int8moe_x86_vnni import library, plugin, probe
+from int8moe_x86_vnni import plugin, probe
+from int8moe_x86_vnni.library import LIBRARY
 from int8moe_x86_vnni.probe import CpuFacts, refusal
 
 ALL = CpuFacts(**dict.fromkeys(CpuFacts._fields[:-1], True), amx_permission=0)
@@ -56,8 +59,7 @@ def test_reasons(facts: CpuFacts, expected: dict[str, str | None]) -> None:
 def pretend(monkeypatch, facts: CpuFacts, tiers: tuple[str, ...] = probe.TIERS) -> None:
     """A processor with these facts, and a library that holds these tiers."""
     monkeypatch.setattr(probe, "read_cpu", lambda ask_for_amx: facts)
-    monkeypatch.setattr(library, "load_library", lambda: None)
-    monkeypatch.setattr(library, "built_tiers", lambda native: tiers)
+    monkeypatch.setattr(LIBRARY, "built_tiers", lambda: tiers)
 
 
 @pytest.mark.parametrize(("facts", "expected"), EXPECTED)
@@ -94,18 +96,18 @@ def test_the_permission_for_amx_is_asked_for(monkeypatch, permission: int, why: 
 def test_a_tier_that_the_compiler_could_not_build(monkeypatch, native) -> None:
     pretend(monkeypatch, ALL, tiers=("avx2", "avx512_vnni"))
     reasons = {spec.short_name: spec.unavailable for spec in plugin.register_kernels()}
-    assert reasons == {"avx2": None, "avx512_vnni": None, "avx_vnni": library.NOT_BUILT, "amx_int8": library.NOT_BUILT}
-    assert library.NOT_BUILT.startswith("this install was built without it: its compiler was too old; reinstall")
-    with pytest.raises(library.LibraryUnavailable, match="has no tier amx_int8: this install was built without it"):
-        library.tier_index(native, "amx_int8")
-    assert library.tier_index(native, "avx512_vnni") == 1
+    assert reasons == {"avx2": None, "avx512_vnni": None, "avx_vnni": LIBRARY.not_built, "amx_int8": LIBRARY.not_built}
+    assert LIBRARY.not_built.startswith("this install was built without it: its compiler was too old; reinstall")
+    with pytest.raises(LibraryUnavailable, match="has no tier amx_int8: this install was built without it"):
+        LIBRARY.tier_index("amx_int8")
+    assert LIBRARY.tier_index("avx512_vnni") == 1
     pretend(monkeypatch, AVX2_ONLY, tiers=("avx2",))
     reasons = {spec.short_name: spec.unavailable for spec in plugin.register_kernels()}
     assert reasons["amx_int8"] == "the CPU has no AMX-INT8", "what the machine lacks comes first"
 
 
 def test_the_library_holds_tiers_of_the_ladder(native) -> None:
-    built = library.built_tiers(native)
+    built = LIBRARY.built_tiers()
     assert {"avx2", "avx512_vnni"} <= set(built)
     assert built == tuple(tier for tier in plugin.isa_ladder if tier in built)
     assert plugin.isa_ladder == probe.TIERS
@@ -118,7 +120,7 @@ def test_unknown_tier_names_the_known_ones() -> None:
 
 def test_facts_are_decoded_bit_by_bit() -> None:
     def raw(ebx=0, ecx=0, edx=0, eax1=0, xcr0=0, permission=-1):
-        return library.FACTS.pack(library.FACTS.size, 0, 0, ebx, ecx, edx, eax1, 0, xcr0, permission, 0)
+        return probe.FACTS.pack(probe.FACTS.size, 0, 0, ebx, ecx, edx, eax1, 0, xcr0, permission, 0)
 
     assert probe.decode(raw()) == CpuFacts()
     assert probe.decode(raw(ebx=1 << 5, xcr0=0x7)) == AVX2_ONLY
@@ -129,35 +131,35 @@ def test_facts_are_decoded_bit_by_bit() -> None:
 
 
 def test_other_machine(monkeypatch) -> None:
-    monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(library, "_loaded", None)
+    monkeypatch.setattr(native_library.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(LIBRARY, "_loaded", None)
     assert {spec.unavailable for spec in plugin.register_kernels()} == {"machine is aarch64"}
 
 
 def test_library_missing(monkeypatch) -> None:
-    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(library, "_loaded", None)
-    monkeypatch.setattr(library, "find_library", lambda: None)
+    monkeypatch.setattr(native_library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(LIBRARY, "_loaded", None)
+    monkeypatch.setattr(NativeLibrary, "path", None)
     for spec in plugin.register_kernels():
         assert "is missing" in spec.unavailable
         assert "reinstall int8moe-x86-vnni" in spec.unavailable
 
 
 def test_library_not_loadable(monkeypatch, tmp_path) -> None:
-    broken = tmp_path / library.LIBRARY_NAME
+    broken = tmp_path / LIBRARY.file_name
     broken.write_bytes(b"not a library")
-    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(library, "_loaded", None)
-    monkeypatch.setattr(library, "find_library", lambda: broken)
+    monkeypatch.setattr(native_library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(LIBRARY, "_loaded", None)
+    monkeypatch.setattr(NativeLibrary, "path", broken)
     for spec in plugin.register_kernels():
         assert "does not load" in spec.unavailable
 
 
 def test_driver_version_mismatch(native, monkeypatch) -> None:
-    monkeypatch.setattr(library, "_loaded", None)
-    monkeypatch.setattr(library, "DRIVER_VERSION", 999)
+    monkeypatch.setattr(LIBRARY, "_loaded", None)
+    monkeypatch.setattr(abi, "DRIVER_VERSION", 999)
     for spec in plugin.register_kernels():
-        assert "driver version 2, this package needs 999" in spec.unavailable
+        assert "driver version 2, this int8moe needs 999" in spec.unavailable
 
 
 def test_plugin_imports_no_torch() -> None:

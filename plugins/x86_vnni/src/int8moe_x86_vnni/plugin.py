@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from int8moe.contracts import ACTIVATIONS, HIDDEN_DTYPES, KernelSpec, Numerics
 from int8moe.hookspecs import hookimpl
+from int8moe.native import LibraryUnavailable
 
-from . import library, probe
+from . import probe
+from .library import LAYOUT, LIBRARY
 
 isa_ladder = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8")
 
@@ -26,12 +28,11 @@ def _reasons() -> dict[str, str | None]:
     Linux grants the use of AMX to a process that asks, and to its threads; where the processor has it, this asks.
     """
     try:
-        native = library.load_library()
+        built = LIBRARY.built_tiers()
         facts = probe.read_cpu(ask_for_amx=True)
-    except library.LibraryUnavailable as error:
+    except LibraryUnavailable as error:
         return dict.fromkeys(_TIERS, str(error))
-    built = library.built_tiers(native)
-    return {tier: probe.refusal(tier, facts) or (None if tier in built else library.NOT_BUILT) for tier in _TIERS}
+    return {tier: probe.refusal(tier, facts) or (None if tier in built else LIBRARY.not_built) for tier in _TIERS}
 
 
 @hookimpl
@@ -48,8 +49,8 @@ def register_kernels() -> list[KernelSpec]:
             activations=ACTIVATIONS,
             dtypes=HIDDEN_DTYPES,
             features=("bias", "no_gate", "expert_map", "apply_router_weight_on_input"),
-            layout=library.LAYOUT_NAME,
-            numerics=Numerics.bitwise(version=library.NUMERICS_VERSION),
+            layout=LAYOUT.name,
+            numerics=Numerics.bitwise(),
             priority=priority,
             unavailable=reasons[tier],
         )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from typing import NamedTuple
 
-from .library import FACTS, load_library
+from .library import LIBRARY
+
+# int8moe_x86_facts, after its first field.
+FACTS = struct.Struct("@I IIIIIII Q iI")
 
 TIERS = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8")
 """Every tier that this module can judge, weakest first."""
@@ -63,7 +67,7 @@ def read_cpu(ask_for_amx: bool = False) -> CpuFacts:
     """Ask the processor; replaced by tests. Raises LibraryUnavailable where the library does not load."""
     import ctypes
 
-    library = load_library()
+    library = LIBRARY.load()
     raw = ctypes.create_string_buffer(FACTS.pack(FACTS.size, *(0,) * 10), FACTS.size)
     library.int8moe_x86_probe(raw, int(ask_for_amx))
     return decode(raw.raw)
