@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import _ctypes
 import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -153,6 +155,14 @@ def test_library_not_loadable(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(NativeLibrary, "path", broken)
     for spec in plugin.register_kernels():
         assert "does not load" in spec.unavailable
+
+
+def test_another_library_of_that_name(monkeypatch) -> None:
+    monkeypatch.setattr(native_library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(LIBRARY, "_loaded", None)
+    monkeypatch.setattr(NativeLibrary, "path", Path(_ctypes.__file__))
+    for spec in plugin.register_kernels():
+        assert "does not export int8moe_driver_version; reinstall int8moe-x86-vnni" in spec.unavailable
 
 
 def test_driver_version_mismatch(native, monkeypatch) -> None:
