@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_builder import KEY, SPELLINGS, config, group, quantization, tensors, write
+from checkpoint_builder import KEY, LAYERS, SPELLINGS, config, group, quantization, tensors, write
+from format_builder import fuse
 from torch import Tensor
 
 import int8moe
@@ -52,15 +53,15 @@ def damaged_scale(key: str, value: float) -> Callable[[Stored], Stored]:
 SCALE = torch.ones(16, 1, dtype=torch.bfloat16)
 
 STRUCTURE = {
-    "missing scale": (without(name(5, "up_proj.weight_scale")), ["experts 5 lack up_proj.weight_scale in model.safe"]),
+    "missing scale": (without(name(5, "up_proj.weight_scale")), ["expert 5 lacks up_proj.weight_scale in model.safe"]),
     "missing scales": (
         without(*(name(e, "up_proj.weight_scale") for e in (1, 2, 3, 7))),
         ["experts 1-3, 7 lack up_proj.weight_scale"],
     ),
-    "missing weight": (without(name(0, "down_proj.weight")), ["experts 0 lack down_proj.weight"]),
+    "missing weight": (without(name(0, "down_proj.weight")), ["expert 0 lacks down_proj.weight"]),
     "missing expert": (
         lambda s: {k: v for k, v in s.items() if not k.startswith(f"{KEY.format(1)}.6.")},
-        ["model.layers.1.mlp.experts: experts 6 are absent", "num_experts is 8"],
+        ["model.layers.1.mlp.experts: expert 6 is absent", "num_experts is 8"],
     ),
     "missing layer": (
         lambda s: {k: v for k, v in s.items() if not k.startswith(KEY.format(1))},
@@ -73,13 +74,13 @@ STRUCTURE = {
     "surplus expert": (
         lambda s: {**s, **{name(8, f"{p}_proj.{x}"): s[name(0, f"{p}_proj.{x}")].clone()
                            for p in ("gate", "up", "down") for x in ("weight", "weight_scale")}},
-        ["would be left over", "experts 8 (num_experts is 8)"],
+        ["would be left over", "expert 8 (num_experts is 8)"],
     ),
     "static scale": (
         put(name(2, "up_proj.input_scale"), torch.ones(1)),
-        ["input_scale of experts 2", "static activation scales"],
+        ["input_scale of expert 2", "static activation scales"],
     ),
-    "unknown suffix": (put(name(2, "up_proj.weight_g_idx"), torch.ones(1)), ["weight_g_idx of experts 2"]),
+    "unknown suffix": (put(name(2, "up_proj.weight_g_idx"), torch.ones(1)), ["weight_g_idx of expert 2"]),
     "scale kind not in the table": (
         lambda s: {**s, **{k + "_inv": v.clone() for k, v in s.items() if k.endswith("_scale")}},
         ["weight_scale_inv of experts 0-7"],
@@ -95,29 +96,29 @@ STRUCTURE = {
     ),
     "weight shape": (
         put(name(4, "gate_proj.weight"), torch.zeros(16, 31, dtype=torch.int8)),
-        ["[16, 31], not [16, 32], for gate_proj.weight of experts 4", "hidden_size 32"],
+        ["[16, 31], not [16, 32], for gate_proj.weight of expert 4", "hidden_size 32"],
     ),
     "transposed": (
         put(name(4, "down_proj.weight"), torch.zeros(16, 32, dtype=torch.int8)),
-        ["[16, 32], not [32, 16], for down_proj.weight of experts 4"],
+        ["[16, 32], not [32, 16], for down_proj.weight of expert 4"],
     ),
     "group scale": (
         put(name(4, "gate_proj.weight_scale"), torch.ones(16, 2)),
-        ["[16, 2], not [16, 1] or [16] (strategy channel), for gate_proj.weight_scale of experts 4"],
+        ["[16, 2], not [16, 1] or [16] (strategy channel), for gate_proj.weight_scale of expert 4"],
     ),
     "one scale where channels are declared": (
         put(name(4, "gate_proj.weight_scale"), torch.ones(1)),
         ["[1], not [16, 1] or [16] (strategy channel)"],
     ),
-    "float8 weight": (cast(name(3, "up_proj.weight"), torch.float8_e4m3fn), ["F8_E4M3 in up_proj of experts 3"]),
-    "uint8 weight": (cast(name(3, "up_proj.weight"), torch.uint8), ["U8 in up_proj of experts 3"]),
+    "float8 weight": (cast(name(3, "up_proj.weight"), torch.float8_e4m3fn), ["F8_E4M3 in up_proj of expert 3"]),
+    "uint8 weight": (cast(name(3, "up_proj.weight"), torch.uint8), ["U8 in up_proj of expert 3"]),
     "bf16 weight among int8": (
         cast(name(3, "up_proj.weight"), torch.bfloat16),
-        ["quantised in part", "BF16 in up_proj of experts 3"],
+        ["quantised in part", "BF16 in up_proj of expert 3"],
     ),
     "float64 scale": (
         cast(name(3, "up_proj.weight_scale"), torch.float64),
-        ["F64 for up_proj.weight_scale of experts 3"],
+        ["F64 for up_proj.weight_scale of expert 3"],
     ),
 }  # fmt: skip
 
@@ -172,16 +173,16 @@ def test_all_faults_are_told_at_once_and_capped(tmp_path: Path) -> None:
     stored = without(name(1, "up_proj.weight"), name(2, "gate_proj.weight_scale", 1))(tensors())
     stored[name(0, "up_proj.input_scale")] = torch.ones(1)
     text = refusal(write(tmp_path, config(quant=quantization()), stored))
-    assert "experts 1 lack up_proj.weight in" in text
-    assert "model.layers.1.mlp.experts: experts 2 lack gate_proj.weight_scale" in text
-    assert "input_scale of experts 0" in text
+    assert "expert 1 lacks up_proj.weight in" in text
+    assert "model.layers.1.mlp.experts: expert 2 lacks gate_proj.weight_scale" in text
+    assert "input_scale of expert 0" in text
 
 
 def test_a_config_of_another_size_is_one_fault_a_tensor_kind(tmp_path: Path) -> None:
     text = refusal(write(tmp_path, config(quant=quantization(), moe_intermediate_size=24), tensors()))
     assert "[16, 32], not [24, 32], for gate_proj.weight of experts 0-7" in text
     text = refusal(write(tmp_path, config(quant=quantization(), num_experts=9), tensors()))
-    assert "experts 8 are absent" in text
+    assert "expert 8 is absent" in text
     text = refusal(write(tmp_path, config(quant=quantization(), num_experts=6), tensors()))
     assert "experts 6-7 (num_experts is 6)" in text
 
@@ -202,6 +203,34 @@ def test_scales_beside_float_weights_are_left_over(tmp_path: Path) -> None:
     assert "scales beside weights that are not quantised" in text
     repacked = {**stored, f"{KEY.format(0)}.gate_up_proj_scale": torch.ones(8, 16, 2)}
     assert "gate_up_proj_scale" in refusal(write(tmp_path / "b", config(quant=quantization()), repacked))
+
+
+def test_floats_without_scales_that_the_config_quantises(tmp_path: Path) -> None:
+    """Such a checkpoint was never quantised; what to do about it depends on its owner."""
+    stored = tensors(quantized=False)
+    text = refusal(write(tmp_path / "all", config(quant=quantization()), stored))
+    assert "floats where quantization_config says int8: model.layers.0.mlp.experts: BF16 in " in text
+    assert "(config group group_0)" in text
+    assert "take quantization_config out of config.json, or put these experts on its ignore list" in text
+    some = quantization(group(targets=[r"re:.*layers\.1\..*experts\.3\.up_proj"]))
+    assert "model.layers.1.mlp.experts: BF16 in up_proj of expert 3 (" in refusal(
+        write(tmp_path / "some", config(quant=some), stored)
+    )
+    # Left alone by the ignore list, by the targets, or by the absence of a config: they are floats, and may be so.
+    alone = [
+        config(quant=quantization(ignore=["re:.*experts.*"])),
+        config(quant=quantization(group(targets=["re:.*self_attn.*"]))),
+        config(),
+    ]
+    for index, configuration in enumerate(alone):
+        folder = write(tmp_path / str(index), configuration, stored)
+        assert not load_moe_layers(folder)
+        assert len(load_moe_layers(folder, quantize=True)) == LAYERS
+    # A tensor of all experts is no Linear, so that `targets: [Linear]` does not mean it; a pattern may.
+    fused = fuse(stored)
+    assert not load_moe_layers(write(tmp_path / "fused", config(quant=quantization()), fused))
+    meant = quantization(group(targets=["re:.*experts.*"]))
+    assert "says int8" in refusal(write(tmp_path / "meant", config(quant=meant), fused))
 
 
 def test_zero_points_of_zero_are_consumed(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_biases_are_wanted_exactly_where_the_model_has_them(tmp_path: Path) -> N
     assert "this model has no biases" in text
     lacking = {k: v for k, v in biased.items() if not k.endswith("3.up_proj.bias")}
     text = refusal(write(tmp_path / "b", model_config("gpt_oss", quantization()), lacking))
-    assert "experts 3 lack up_proj.bias in model.safetensors" in text
+    assert "expert 3 lacks up_proj.bias in model.safetensors" in text
     biased[f"{KEY.format(1)}.4.down_proj.bias"][7] = float("inf")
     text = refusal(write(tmp_path / "c", model_config("gpt_oss", quantization()), biased))
     assert "experts.4.down_proj.bias (expert 4, in model.safetensors) holds inf in 1 of 32 places" in text

@@ -62,7 +62,7 @@ def test_what_an_unknown_model_does_not_show_is_an_error(tmp_path: Path) -> None
     assert "[16, 32], not [16, 64]" in text("d", {"hidden_size": 64})
     assert "this model has no biases" in text("e", {}, with_biases(stored))
     lacking = {k: v for k, v in stored.items() if ".5.down_proj.weight_scale" not in k}
-    assert "experts 5 lack down_proj.weight_scale" in text("f", {}, lacking)
+    assert "expert 5 lacks down_proj.weight_scale" in text("f", {}, lacking)
     other = {k.replace("_proj", "_matrix"): v for k, v in stored.items()}
     assert "no tensor is named like ...layers.0...experts.0.gate_proj.weight" in text("g", {}, other)
     transposed = fuse(tensors(quantized=False), transposed=True)

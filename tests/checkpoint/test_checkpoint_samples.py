@@ -49,7 +49,7 @@ ROWS = {
     "micro-w8a8": Row(loaded=(0,)),
     "micro-w8a8-sharded": Row(loaded=(0,)),
     "micro-bf16": Row(floats=(0,)),
-    "bad-missing-scale": Row(refused=("model.safetensors", "experts 2 lack up_proj.weight_scale")),
+    "bad-missing-scale": Row(refused=("model.safetensors", "expert 2 lacks up_proj.weight_scale")),
     "bad-truncated-shard": Row(
         refused=("model-00002-of-00003.safetensors is truncated", "up_proj.weight of experts 2-3")
     ),

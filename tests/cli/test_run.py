@@ -97,7 +97,7 @@ def test_errors(int8moe: Command, half_quantised: Path, tmp_path: Path) -> None:
     shutil.copytree(half_quantised, broken)
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "num_experts": 5}))
-    assert "experts 4" in int8moe.error("run", str(broken))
+    assert "expert 4" in int8moe.error("run", str(broken))
 
 
 def test_kernel_that_does_not_exist(int8moe: Command, half_quantised: Path) -> None:

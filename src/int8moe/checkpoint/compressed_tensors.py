@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .quant_config import SUPPORTED, Group, Matcher, QuantConfig, describe, expect_object, refuse_bits
+from .quant_config import SUPPORTED, WEIGHTS_ALONE, Group, Matcher, QuantConfig, describe, expect_object, refuse_bits
 
 _FORMATS = (None, "int-quantized", "naive-quantized")
 
@@ -66,7 +66,7 @@ def _refusal(group: Mapping[str, Any], weights: Mapping[str, Any], outer_format:
     if group.get("output_activations") is not None:
         return "quantised output activations"
     if group.get("input_activations") is None:
-        return "weights alone quantised (no input_activations)"
+        return f"{WEIGHTS_ALONE} (no input_activations)"
     return _activation_refusal(group["input_activations"])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..contracts import Activation
 from ..errors import CheckpointError
-from .names import Naming, Slot
+from .names import Naming, Slot, with_and_without_prefix
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class Family:
     def aliases(self, layer: int, expert: int, role: str) -> tuple[str, ...]:
         """Every name by which a quantisation config may mean one projection of one expert."""
         named = [naming.linear(layer, expert, role) for naming in self.namings if not naming.fused]
-        return tuple(dict.fromkeys((*named, f"{self.experts.format(layer=layer)}.{expert}.{role}_proj")))
+        named.append(f"{self.experts.format(layer=layer)}.{expert}.{role}_proj")
+        return tuple(dict.fromkeys(alias for name in named for alias in with_and_without_prefix(name)))
 
     def parse(self, name: str) -> tuple[Naming, Slot] | None:
         """Read a tensor's name in any of the spellings."""

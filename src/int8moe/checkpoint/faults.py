@@ -21,6 +21,7 @@ class Kind:
     SHAPE = "wrong shapes"
     DTYPE = "wrong dtypes"
     CONFIG = "weights that contradict config.json"
+    NOT_INT8 = "floats where quantization_config says int8"
     MIXED = "layers that are quantised in part"
     VALUE = "bad values"
 
@@ -34,6 +35,8 @@ _ADVICE = {
     Kind.SHAPE: "config.json and weights belong to different models, or the files are damaged",
     Kind.DTYPE: "weights are I8, or BF16, F16, F32 where unquantised; scales are BF16, F16 or F32",
     Kind.CONFIG: "quantise the checkpoint again with the llm-compressor scheme W8A8",
+    Kind.NOT_INT8: "take quantization_config out of config.json, or put these experts on its ignore list; then they "
+    "are quantised while loading where that is asked for (--quantize, quantize=True)",
     Kind.MIXED: "quantise all experts of a layer, or none",
     Kind.VALUE: "quantise the checkpoint again",
 }
@@ -77,11 +80,17 @@ def describe_tensors(names: Iterable[str]) -> str:
         else:
             others.append(name)
     count = sum(map(len, experts.values())) + len(others)
-    parts = [f"{name} of experts {number_ranges(of)} of {module}" for (module, name), of in experts.items()]
+    parts = [f"{name} of {name_experts(of)} of {module}" for (module, name), of in experts.items()]
     parts += others
     if len(parts) > _SHOWN_PER_KIND:
         parts[_SHOWN_PER_KIND:] = ["..."]
     return f"{count} tensor{'' if count == 1 else 's'}: {', '.join(parts)}"
+
+
+def name_experts(numbers: Iterable[int]) -> str:
+    """``[2]`` -> ``"expert 2"``, ``[0, 1, 2, 5]`` -> ``"experts 0-2, 5"``."""
+    distinct = set(numbers)
+    return f"expert{'' if len(distinct) == 1 else 's'} {number_ranges(distinct)}"
 
 
 def number_ranges(numbers: Iterable[int]) -> str:

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from .experts import FLOATS, ExpertParts, LayerPlan, Part, Router, StoredLayer
-from .faults import Faults, Kind, number_ranges
+from .faults import Faults, Kind, name_experts
 from .models import Model
-from .names import FUSED_ROLES
+from .names import FUSED_ROLES, with_and_without_prefix
 from .quant_config import QuantConfig
 
 ZERO_POINTS = ("weight_zero_point", "weight_offset")
@@ -86,11 +86,32 @@ class LayerCheck:
         if set(by_dtype) == {"I8"}:
             return True if self._agrees_with_config(by_dtype["I8"]) else None
         if set(by_dtype) <= set(FLOATS):
+            self._note_unquantised(by_dtype)
             return False
         held = "; ".join(f"{dtype} in {self._of(keys)}" for dtype, keys in by_dtype.items())
         mixed = set(by_dtype) <= {"I8", *FLOATS}
         self._faults.add(Kind.MIXED if mixed else Kind.DTYPE, f"{self._module}: {held}")
         return None
+
+    def _note_unquantised(self, by_dtype: dict[str, list[_Key]]) -> None:
+        """Note experts that config.json quantises, and that are stored as floats without scales.
+
+        A tensor of all experts is no Linear: it is meant only where a name or a pattern meets it.
+        """
+        if self._quantization is None or any("weight_scale" in suffixes for suffixes in self._stored.slots.values()):
+            return  # scales are left over, which says more
+        least = 2 if self._naming.fused else 1
+        for dtype, keys in by_dtype.items():
+            groups: dict[str, list[_Key]] = defaultdict(list)
+            for expert, role in keys:
+                for aliases in self._aliases(expert, role):
+                    group = self._quantization.group_for(aliases)
+                    if group is not None and group.targets.rank(aliases) >= least:
+                        groups[group.name].append((expert, role))
+                        break
+            for name, contradicting in groups.items():
+                text = f"{self._module}: {dtype} in {self._of(contradicting)} ({name})"
+                self._faults.add(Kind.NOT_INT8, text)
 
     def _agrees_with_config(self, keys: list[_Key]) -> bool:
         """Whether config.json quantises all of these; without a quantization_config the names say it."""
@@ -127,7 +148,8 @@ class LayerCheck:
         family = self._model.family
         if expert is not None:
             return [family.aliases(self._index, expert, role)]
-        fused = (self._naming.linear(self._index, None, role), self._module)
+        named = (self._naming.linear(self._index, None, role), self._module)
+        fused = [alias for name in named for alias in with_and_without_prefix(name)]
         return [
             (*fused, *family.aliases(self._index, one, part))
             for one in range(self._model.moe.num_experts)
@@ -155,14 +177,17 @@ class LayerCheck:
             declared = f"{self._model.fields['num_experts']} is {self._model.moe.num_experts}"
             self._faults.add(
                 Kind.MISSING,
-                f"{self._module}: experts {number_ranges(absent)} are absent from {files} ({declared})",
+                f"{self._module}: {name_experts(absent)} {'is' if len(absent) == 1 else 'are'} absent from {files} "
+                f"({declared})",
             )
         for short, experts in lacking.items():
             if self._naming.fused:
                 self._faults.add(Kind.MISSING, f"{self._module}.{short} is not in {files}")
             else:
                 self._faults.add(
-                    Kind.MISSING, f"{self._module}: experts {number_ranges(experts)} lack {short} in {files}"
+                    Kind.MISSING,
+                    f"{self._module}: {name_experts(experts)} {'lacks' if len(experts) == 1 else 'lack'} {short} "
+                    f"in {files}",
                 )
         return not (absent or lacking)
 
@@ -179,12 +204,12 @@ class LayerCheck:
                     left[role, suffix].append((expert, role))
         if surplus:
             declared = f"{self._model.fields['num_experts']} is {self._model.moe.num_experts}"
-            self._faults.add(Kind.LEFTOVER, f"{self._module}: experts {number_ranges(surplus)} ({declared})")
+            self._faults.add(Kind.LEFTOVER, f"{self._module}: {name_experts(surplus)} ({declared})")
         for (_, suffix), keys in left.items():
             names = sorted(self._stored.slots[key][suffix].name for key in keys)
             hint = f" ({_HINTS[suffix]})" if suffix in _HINTS else ""
             experts = [expert for expert, _ in keys if expert is not None]
-            of = f" of experts {number_ranges(experts)}" if experts else ""
+            of = f" of {name_experts(experts)}" if experts else ""
             self._faults.add(Kind.LEFTOVER, f"{self._module}: {suffix}{of}, such as {names[0]}{hint}")
         for entry in self._stored.unknown:
             self._faults.add(Kind.LEFTOVER, f"{entry.name} in {entry.file.name}")
@@ -268,9 +293,9 @@ class LayerCheck:
 
     def _of(self, keys: list[_Key]) -> str:
         names = ", ".join(dict.fromkeys(self._naming.roles[role] for _, role in keys))
-        experts = number_ranges(expert for expert, _ in keys if expert is not None)
-        return f"{names} of experts {experts}" if experts else names
+        experts = [expert for expert, _ in keys if expert is not None]
+        return f"{names} of {name_experts(experts)}" if experts else names
 
     def _in(self, keys: list[_Key]) -> str:
-        experts = number_ranges(expert for expert, _ in keys if expert is not None)
-        return f" of experts {experts}" if experts else ""
+        experts = [expert for expert, _ in keys if expert is not None]
+        return f" of {name_experts(experts)}" if experts else ""

@@ -108,8 +108,9 @@ def moe_config(config: Mapping[str, Any], family: Family, sizes: Mapping[str, An
         if not isinstance(act, str) or act not in ACTIVATIONS:
             raise CheckpointError(f"{file}: {source} {act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
         more["activation"] = ACTIVATIONS[act]
-    elif config.get("swiglu_limit") is not None:
-        more["swiglu_limit"] = _number(config, "swiglu_limit", 0.0, file)
+    else:
+        stated = (name for name in ("swiglu_alpha", "swiglu_limit") if config.get(name) is not None)
+        more |= {name: _number(config, name, 0.0, file) for name in stated}
     try:
         return MoEConfig(**sizes, **more, has_bias=family.has_bias)
     except ConfigError as error:

@@ -34,6 +34,20 @@ _FUSED_SUFFIXES = {
 """What stands after the projection's name in a fused tensor's name -> the suffix of a Linear's tensor."""
 
 
+_BASE_MODEL = "model."
+"""What the names of a whole model begin with, and those of a base model that was saved alone do not."""
+
+
+def _split_prefix(name: str) -> tuple[str, str]:
+    return (_BASE_MODEL, name.removeprefix(_BASE_MODEL)) if name.startswith(_BASE_MODEL) else ("", name)
+
+
+def with_and_without_prefix(name: str) -> tuple[str, ...]:
+    """A name as a whole model has it, and as its base model alone has it."""
+    prefix, rest = _split_prefix(name)
+    return (name, rest) if prefix else (name,)
+
+
 class Slot(NamedTuple):
     """What a tensor's name says; ``expert`` is None where one tensor holds all experts of a layer."""
 
@@ -63,7 +77,9 @@ class Naming:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        module = re.escape(self.module).replace(re.escape("{layer}"), NUMBER)
+        prefix, rest = _split_prefix(self.module)
+        optional = f"(?:{re.escape(prefix)})?" if prefix else ""
+        module = optional + re.escape(rest).replace(re.escape("{layer}"), NUMBER)
         names = "|".join(map(re.escape, self.roles.values()))
         if self.fused:
             return re.compile(rf"{module}\.()({names})((?:[._][a-z_]+)?)")

@@ -33,7 +33,7 @@ __all__ = ["CacheOutcome", "PackedCache", "default_cache_directory"]
 
 logger = logging.getLogger("int8moe.checkpoint")
 
-READER_VERSION = 1
+READER_VERSION = 2
 """Raise it when the readers make other weights of the same files: caches of before are written again then."""
 
 _ABANDONED_SECONDS = 3600.0
@@ -114,6 +114,9 @@ class PackedCache:
             return False
         started = time.perf_counter()
         file = self.file(plan, layer, layout)
+        if not self._create and not os.path.lexists(file):
+            self.outcomes[layer.key] = CacheOutcome("absent", file)
+            return False
         identity = self._identity(plan, layer, layout)
         problem = None
         try:
@@ -175,7 +178,7 @@ class PackedCache:
             "layout": layout.tag,
             "reader": READER_VERSION,
             "key": layer.key,
-            "config": layer.config.model_dump(mode="json"),
+            "config": layer.config.model_dump(mode="json", exclude={"top_k"}),  # of which no weight depends
             "source": {
                 config_file.name: content_digest(config_file),
                 **{file.relative_to(plan.path).as_posix(): self._stamps.of(file) for file in sorted(files)},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import CheckpointError
@@ -13,6 +13,7 @@ from .faults import Faults, Kind
 from .files import TensorEntry, checkpoint_directory, read_json, read_tensors
 from .layer_check import LayerCheck
 from .models import Model, Routing, find_family, read_model
+from .names import with_and_without_prefix
 from .quant_config import QuantConfig
 from .schemes import read_quantization, refuse_all, refuse_unsupported
 from .unknown_model import recognise_model
@@ -53,6 +54,8 @@ class CheckpointPlan:
         layers: its MoE layers, in order.
         skipped: layers outside the model that hold experts.
         routing: how router logits become weights.
+        tensors: every tensor of the checkpoint by name, as the headers have it.
+        quantization: what the checkpoint says about quantisation; None when it says nothing.
     """
 
     path: Path
@@ -62,6 +65,8 @@ class CheckpointPlan:
     layers: tuple[LayerPlan, ...]
     skipped: tuple[SkippedLayer, ...]
     routing: Routing
+    tensors: Mapping[str, TensorEntry] = field(repr=False, compare=False)
+    quantization: QuantConfig | None = field(repr=False, compare=False)
 
     def layer(self, which: int | str | LayerPlan) -> LayerPlan:
         """One layer by its number or key."""
@@ -118,6 +123,8 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> CheckpointPlan:
         layers=tuple(layers),
         skipped=skipped,
         routing=model.routing,
+        tensors=tensors,
+        quantization=quantization,
     )
 
 
@@ -129,9 +136,10 @@ def _scheme(quantization: QuantConfig | None, layers: list[LayerPlan]) -> str:
 
 def _router(tensors: Mapping[str, TensorEntry], model: Model, layer: int) -> Router:
     for template in model.family.routers:
-        if (weight := tensors.get(name := template.format(layer=layer))) is not None:
-            module = name.removesuffix(".weight")
-            return Router(weight, tensors.get(f"{module}.bias"), tensors.get(f"{module}.e_score_correction_bias"))
+        for name in with_and_without_prefix(template.format(layer=layer)):
+            if (weight := tensors.get(name)) is not None:
+                module = name.removesuffix(".weight")
+                return Router(weight, tensors.get(f"{module}.bias"), tensors.get(f"{module}.e_score_correction_bias"))
     return Router()
 
 

@@ -22,6 +22,9 @@ ADVICE = "quantise the model with the llm-compressor scheme W8A8"
 
 LINEAR = "Linear"
 
+WEIGHTS_ALONE = "weights alone quantised"
+"""What the refusal of a group begins with that leaves activations as they are."""
+
 
 @dataclass(frozen=True)
 class Matcher:
@@ -76,6 +79,11 @@ class Group:
     strategy: str
     refusal: str | None = None
     quantizes: bool = True
+
+    @property
+    def weights_alone(self) -> bool:
+        """Whether all that cannot be served is that activations stay as they are (W8A16)."""
+        return self.refusal is not None and self.refusal.startswith(WEIGHTS_ALONE)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .quant_config import LINEAR, SUPPORTED, Group, Matcher, QuantConfig, describe, expect_object, expect_strings
+from .quant_config import (
+    LINEAR,
+    SUPPORTED,
+    WEIGHTS_ALONE,
+    Group,
+    Matcher,
+    QuantConfig,
+    describe,
+    expect_object,
+    expect_strings,
+)
 
 _STRATEGIES = {"per_channel": "channel", "per_tensor": "tensor"}
 _TOKEN_SCHEMES = ("per_token", "per_channel")  # of dynamic activations: both mean one scale a token
@@ -75,7 +85,7 @@ def _other_refusal(spec: Mapping[str, Any], where: str) -> str | None:
         if spec.get(key) is not None:
             return what
     if spec.get("input_tensors") is None:
-        return "weights alone quantised (no input_tensors)"
+        return f"{WEIGHTS_ALONE} (no input_tensors)"
     if isinstance(spec["input_tensors"], list):
         return "activations quantised in several steps"
     activations = expect_object(spec["input_tensors"], f"{where}.input_tensors")

@@ -21,7 +21,7 @@ from .names import NUMBER, Naming, experts_place
 _PROJECTIONS = "|".join(dict.fromkeys((*PROJ.values(), *W123.values(), *FUSED.values())))
 _MODULE = re.compile(rf"((?:[\w-]+\.)*layers)\.{NUMBER}(\.(?:[\w-]+\.)*experts)\.(?:[0-9]+\.)?(?:{_PROJECTIONS})\b.*")
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
-_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
 _INTERMEDIATE = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
 _NUM_LAYERS = ("num_hidden_layers", "num_layers", "n_layer")
@@ -67,7 +67,7 @@ def _family(model_type: str, module: str, config: Mapping[str, Any]) -> Family:
         namings=(Naming(module, PROJ), Naming(module, W123), Naming(module, FUSED, fused=True)),
         routers=tuple(f"{parent}.{router}.weight" for router in _ROUTERS),
         num_experts=_NUM_EXPERTS,
-        top_k=_TOP_K,
+        top_k=TOP_K,
         intermediate_size=_INTERMEDIATE,
         activation=_ACTIVATION,
         scoring=scoring if isinstance(scoring, str) else "softmax",
