@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from sample_checkpoints import sample
+from safetensors.torch import load_file
+from sample_checkpoints import changed_copy, load, logits_of, sample
 
 from int8moe import FusedMoE, load_moe_layers
 from int8moe.checkpoint import PackedCache
@@ -38,23 +36,11 @@ FLOAT = ["qwen3_moe-bf16", "qwen3_moe-bf16-fused3d", "mixtral-bf16", "micro-bf16
 REFUSED = {
     "qwen3_moe-w8a8-group32": "group weight scales",
     "qwen3_moe-w8a8-asymweight": "asymmetric weights",
-    "bad-missing-scale": "experts 2 lack up_proj.weight_scale",
+    "bad-missing-scale": "expert 2 lacks up_proj.weight_scale",
     "bad-truncated-shard": "is truncated",
 }
 
 pytestmark = pytest.mark.usefixtures("enabled")
-
-
-def load(folder: Path, **options: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, **({"dtype": torch.float32} | options))
-
-
-def logits_of(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode():
-        logits: torch.Tensor = model(input_ids).logits
-    return logits
 
 
 def relative_l2(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -263,19 +249,6 @@ def test_packed_layers_are_taken_from_the_cache(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("int8moe.checkpoint.load._load_layer", read_experts)
     assert torch.equal(logits_of(load(folder), ids), wanted)
-
-
-def changed_copy(name: str, folder: Path, **changes: torch.Tensor | None) -> Path:
-    """A copy of a sample with tensors replaced, added, or (None) left out."""
-    shutil.copytree(sample(name), folder)
-    tensors = load_file(str(folder / "model.safetensors"))
-    for key, tensor in changes.items():
-        if tensor is None:
-            del tensors[key]
-        else:
-            tensors[key] = tensor
-    save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
-    return folder
 
 
 def test_int8_experts_are_found_without_a_quantization_config(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ They are made empty, because transformers builds models without data first, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from ...layer import FusedMoE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+_ELEMENTS_AT_A_TIME = 1 << 20
 
 
 def integer_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -75,8 +78,10 @@ class QuantizedLinear(nn.Module):
     """A W8A8 linear: each row of the input is quantised by itself, then integers are multiplied.
 
     The integers lie in a float dtype that holds them exactly, so that torch's own matrix product serves on every
-    machine. Its sums are rounded as that dtype's products are. Integers and scales keep their dtypes through ``.to``
-    and ``.half``; the bias, and what comes in, have those of the model.
+    machine. In float32 the sums of products are exact, too: where the sums of a wide weight could pass 2**24, its
+    columns are multiplied in pieces that cannot, and those are added in float64. In bfloat16 each sum is rounded
+    once, as that of a bfloat16 linear is. Integers and scales keep their dtypes through ``.to`` and ``.half``; the
+    bias, and what comes in, have those of the model.
 
     Attributes:
         weight: ``[N, K]``, whole numbers from -128 to 127.
@@ -95,6 +100,7 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("weight", None)
         self.register_buffer("weight_scale", None)
         self.register_parameter("bias", linear.bias)
+        self._pieces: tuple[int, ...] = ()
 
     def extra_repr(self) -> str:
         """Sizes, as torch shows those of a linear."""
@@ -104,6 +110,16 @@ class QuantizedLinear(nn.Module):
         """Take int8 ``[N, K]`` and fp32 ``[N]``; ``dtype`` is the model's."""
         self.weight = weight.to(integer_dtype(dtype))
         self.weight_scale = weight_scale
+        self._pieces = exact_pieces(self.weight)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        for name, shape in (("weight", (self.out_features, self.in_features)), ("weight_scale", (self.out_features,))):
+            stored = state_dict.get(prefix + name)
+            if getattr(self, name) is None and stored is not None:  # made empty, and not filled yet
+                setattr(self, name, torch.empty(shape, dtype=stored.dtype, device=stored.device))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        if self.weight is not None:
+            self._pieces = exact_pieces(self.weight)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_dtype(tensor: Tensor) -> Tensor:
@@ -117,11 +133,45 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., K]`` -> ``[..., N]``, in the dtype of x."""
         quantized, scale = quantize_activations(x)
-        sums = nn.functional.linear(quantized.to(self.weight.dtype), self.weight).to(torch.float32)
-        out = sums * scale * self.weight_scale
+        rows = quantized.to(self.weight.dtype)
+        if len(self._pieces) == 1:
+            sums = nn.functional.linear(rows, self.weight)
+        else:
+            parts = zip(rows.split(self._pieces, dim=-1), self.weight.split(self._pieces, dim=1), strict=True)
+            sums = torch.stack([nn.functional.linear(*part).to(torch.float64) for part in parts]).sum(dim=0)
+        out = sums.to(torch.float32) * scale * self.weight_scale
         if self.bias is not None:
             out = out + self.bias.to(torch.float32)
         return out.to(x.dtype)
+
+
+def dequantized_linear(empty: QuantizedLinear, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> nn.Linear:
+    """The float linear of int8 ``[N, K]`` and fp32 ``[N]``, rounded once to ``dtype``; with the bias of ``empty``."""
+    linear = nn.Linear(empty.in_features, empty.out_features, bias=False, device="meta")
+    product = weight.to(torch.float32).mul_(weight_scale[:, None])
+    linear.weight = nn.Parameter(product.to(dtype), requires_grad=False)
+    linear.register_parameter("bias", empty.bias)
+    return linear
+
+
+def exact_pieces(weight: Tensor) -> tuple[int, ...]:
+    """Widths of pieces of the columns of whole numbers ``[N, K]`` that fp32 multiplies with a row of Q exactly.
+
+    Every partial sum of such a piece is a whole number below 2**24, in whatever order it is added up. A weight in
+    another dtype is one piece: its sums are rounded.
+    """
+    width = weight.shape[1]
+    if weight.dtype != torch.float32 or weight.device.type == "meta":
+        return (width,)
+    pieces: list[int] = []
+    begin = 0
+    while begin < width:
+        rows = weight[:, begin:].split(max(1, _ELEMENTS_AT_A_TIME // (width - begin)))
+        # As far as the sum of 127 |w| stays below the bound, in every row.
+        reach = (int((127.0 * part.abs().to(torch.float64).cumsum(dim=1) < 2**24).sum(dim=1).min()) for part in rows)
+        pieces.append(max(1, min(reach, default=1)))
+        begin += pieces[-1]
+    return tuple(pieces) or (width,)
 
 
 def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,8 @@ from ...errors import CheckpointError, ConfigError
 from ...layer import FusedMoE
 from .experts_function import ACTIVATION_MODULES
 from .hooks import EXPERTS_IMPLEMENTATION
-from .modules import QuantizedExperts, QuantizedLinear, QuantizedMLP
+from .model_structure import as_configured, check_module, is_plain_gated_mlp
+from .modules import QuantizedExperts, QuantizedLinear, QuantizedMLP, dequantized_linear
 from .saving import model_state, quantization_dict
 from .stored_linears import LinearReader, StoredLinear, find_linear, spellings
 
@@ -55,27 +56,28 @@ def find_quantizer(config: Any) -> Int8MoEQuantizer | None:
     distributed = getattr(config, "distributed_config", None) is not None
     if stored is not None and not isinstance(stored, dict):
         stored = stored.to_dict()
-    if _is_int8(stored) if stored is not None else _stores_int8(text):
+    plan = _inspect_files(text) if stored is None else None
+    if _is_int8(stored) if stored is not None else plan is not None and any(layer.quantized for layer in plan.layers):
         if distributed:
             raise ConfigError("an INT8 checkpoint cannot be distributed: load it in one process, or load the float "
                               f'model with experts_implementation="{EXPERTS_IMPLEMENTATION}"')  # fmt: skip
     elif stored is not None or not on_load or distributed or text.model_type not in FAMILIES:
         return None  # experts_function serves the model, if it is asked for
-    return Int8MoEQuantizer(Int8MoEConfig(stored), quantize=on_load)
+    return Int8MoEQuantizer(Int8MoEConfig(stored), quantize=on_load, plan=plan)
 
 
-def _stores_int8(config: Any) -> bool:
-    """Whether the files of a model without quantization_config hold int8 experts all the same."""
+def _inspect_files(config: Any) -> CheckpointPlan | None:
+    """What the files of a model without quantization_config hold: int8 experts are known by their names."""
     directory = Path(getattr(config, "_name_or_path", "") or "")
     if not (directory / "config.json").is_file():
-        return False
+        return None
     try:
-        return any(layer.quantized for layer in inspect_checkpoint(directory).layers)
+        return inspect_checkpoint(directory)
     except CheckpointError:
         # Floats that int8moe does not read are transformers' business; int8 that it does not read is nobody's.
         with contextlib.suppress(CheckpointError):
             if not any(tensor.dtype == "I8" for tensor in read_tensors(directory).values()):
-                return False
+                return None
         raise
 
 
@@ -112,12 +114,15 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
     Args:
         quantization_config: what config.json says.
         quantize: quantise the experts that the checkpoint stores in floats.
+        plan: the checkpoint, where it has been looked at already.
     """
 
-    def __init__(self, quantization_config: Int8MoEConfig, *, quantize: bool) -> None:
+    def __init__(
+        self, quantization_config: Int8MoEConfig, *, quantize: bool, plan: CheckpointPlan | None = None
+    ) -> None:
         super().__init__(quantization_config, pre_quantized=True)
         self._quantize = quantize
-        self._plan: CheckpointPlan | None = None
+        self._plan = plan
         self._linears: dict[str, StoredLinear] = {}
         self._dtype = torch.float32
         self._ignored_before: Any = None
@@ -150,12 +155,14 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
         if not checkpoint_files:
             raise CheckpointError("INT8 experts are loaded from files; give from_pretrained a directory, no state_dict")
         directory = Path(checkpoint_files[0]).parent
-        self._plan = inspect_checkpoint(directory)
+        if self._plan is None or self._plan.path != directory:
+            self._plan = inspect_checkpoint(directory)
+        _refuse_other_files(self._plan, checkpoint_files)
+        self._plan = as_configured(self._plan, model)
         self._dtype = dtype or model.dtype
         taken = [rf"{_anywhere(key)}\." for key in self._replace_experts(model, self._plan)]
-        tensors = read_tensors(directory)
-        taken += self._replace_linears(model, tensors)
-        _refuse_orphans(tensors, self._linears, model.config.get_text_config().num_hidden_layers)
+        taken += self._replace_linears(model, self._plan)
+        _refuse_orphans(self._plan.tensors, self._linears, model.config.get_text_config().num_hidden_layers)
         # What int8moe reads is neither missing nor unexpected; experts' names are matched after transformers' renaming.
         self._ignored_before = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {*(self._ignored_before or ()), r"(^|\.)experts\.", *taken}
@@ -169,6 +176,7 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
             if name is None:
                 raise CheckpointError(f"{plan.path}: {type(model).__name__} has no module {layer.key}")
             if layer.quantized or self._quantize:
+                check_module(modules[name], layer, plan.path)
                 model.set_submodule(name, QuantizedExperts(layer.key, layer.index, layer.config))
                 replaced.append(name)
             else:
@@ -180,14 +188,12 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
             )  # fmt: skip
         return replaced
 
-    def _replace_linears(self, model: Any, tensors: Mapping[str, TensorEntry]) -> list[str]:
-        stored_names: dict[str, str] = {}
+    def _replace_linears(self, model: Any, plan: CheckpointPlan) -> list[str]:
         found: dict[str, StoredLinear] = {}
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear):
                 names = spellings(name, model.base_model_prefix)
-                stored_names[name] = next((n for n in names if f"{n}.weight" in tensors), name)
-                linear = find_linear(stored_names[name], module, tensors)
+                linear = find_linear(names, module, plan.tensors, plan.quantization)
                 if linear is not None:
                     found[name] = linear
         for name, module in list(model.named_modules()):
@@ -199,19 +205,20 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
             if name in modules:
                 model.set_submodule(name, QuantizedLinear(name, modules[name]))
         self._linears = found
-        return [rf"{_anywhere(stored_names[name])}\.weight" for name in found]
+        return [_anywhere(linear.weight.name) for linear in found.values()]
 
     def _mlp_config(self, name: str, module: nn.Module, found: Mapping[str, StoredLinear]) -> MoEConfig | None:
         """The layer that stands for a gated MLP of three quantised linears; None for other modules."""
         if not type(module).__name__.endswith("MLP"):
             return None
         linears = [getattr(module, part, None) for part in MLP_PARTS]
-        if not all(f"{name}.{part}" in found for part in MLP_PARTS) or any(
+        stored = [found.get(f"{name}.{part}") for part in MLP_PARTS]
+        if not all(one is not None and not one.weights_alone for one in stored) or any(
             not isinstance(linear, nn.Linear) or linear.bias is not None for linear in linears
         ):
             return None
         activation = ACTIVATION_MODULES.get(type(getattr(module, "act_fn", None)).__name__)
-        if activation is None or len(list(module.children())) > len(MLP_PARTS) + 1:
+        if activation is None or not is_plain_gated_mlp(module, MLP_PARTS):
             return None
         width, hidden = found[f"{name}.gate_proj"].weight.shape
         return MoEConfig(
@@ -241,9 +248,13 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _fill_linears(self, model: Any) -> None:
         with LinearReader() as reader:
-            for name, module in model.named_modules():
+            for name, module in list(model.named_modules()):
                 if isinstance(module, QuantizedLinear):
-                    module.fill(*reader.read(self._linears[name]), dtype=self._dtype)
+                    stored = self._linears[name]
+                    if stored.weights_alone:
+                        model.set_submodule(name, dequantized_linear(module, *reader.read(stored), dtype=self._dtype))
+                    else:
+                        module.fill(*reader.read(stored), dtype=self._dtype)
                 elif isinstance(module, QuantizedMLP):
                     (gate, gate_scale), (up, up_scale), (down, down_scale) = (
                         reader.read(self._linears[f"{name}.{part}"]) for part in MLP_PARTS
@@ -268,9 +279,21 @@ class Int8MoEQuantizer(HfQuantizer):  # type: ignore[misc]
         return model_state(model, self._plan.model_type), {}
 
 
+def _refuse_other_files(plan: CheckpointPlan, asked_for: list[str]) -> None:
+    """Hold the files that int8moe reads against those that from_pretrained was asked for."""
+    read = {entry.file.name for entry in plan.tensors.values()}
+    asked = {Path(file).name for file in asked_for}
+    if read - asked:
+        raise ConfigError(
+            f"{plan.path}: from_pretrained is to read {', '.join(sorted(asked))}, and INT8 experts are read from "
+            f"{', '.join(sorted(read))}; leave out variant and use_safetensors, or give a directory that holds those "
+            "weights alone, as model.safetensors"
+        )
+
+
 def _refuse_orphans(tensors: Mapping[str, TensorEntry], linears: Mapping[str, StoredLinear], num_layers: int) -> None:
     """Every int8 tensor and every scale of the model has to have somebody who reads it: floats are made of neither."""
-    read = {entry.name for linear in linears.values() for entry in linear if entry is not None}
+    read = {entry.name for linear in linears.values() for entry in linear.entries()}
     for name, entry in tensors.items():
         if name in read or experts_place(name) is not None or outside_model(name, num_layers):
             continue

@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ...checkpoint.files import TensorEntry
+from ...checkpoint.layer_check import ZERO_POINTS
+from ...checkpoint.quant_config import Group, QuantConfig
 from ...errors import CheckpointError
 
 FLOATS = ("BF16", "F16", "F32")
@@ -28,25 +30,39 @@ class StoredLinear(NamedTuple):
 
     weight: TensorEntry
     scale: TensorEntry
-    zero_point: TensorEntry | None
+    zero_points: tuple[TensorEntry, ...]
+    weights_alone: bool
+    """Activations stay as they are: the weights are dequantised."""
+
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """Every tensor that it is read from."""
+        return (self.weight, self.scale, *self.zero_points)
 
 
-def find_linear(name: str, linear: nn.Linear, tensors: Mapping[str, TensorEntry]) -> StoredLinear | None:
+def find_linear(
+    names: Sequence[str], linear: nn.Linear, tensors: Mapping[str, TensorEntry], quantization: QuantConfig | None
+) -> StoredLinear | None:
     """The stored int8 weight of one linear; None when it is stored as floats, or not at all.
 
     Args:
-        name: of the module in the checkpoint.
+        names: of the module; the first one that is stored is meant.
         linear: the module itself, which may be on the meta device.
         tensors: every tensor of the checkpoint.
+        quantization: what the checkpoint says about quantisation; None = int8 and its scales say it all.
 
     Raises:
         CheckpointError: it is quantised in a way that is not supported, or not stored whole.
     """
+    parts = ("weight", *OTHER_FORMATS)
+    name = next((n for n in names if any(f"{n}.{part}" in tensors for part in parts)), names[0])
     weight = tensors.get(f"{name}.weight")
-    if foreign := [part for part in OTHER_FORMATS if f"{name}.{part}" in tensors]:
-        raise CheckpointError(f"{tensors[f'{name}.{foreign[0]}'].file}: {name} has a {foreign[0]}; {_WANTED}")
+    foreign = [entry for part in OTHER_FORMATS if (entry := tensors.get(f"{name}.{part}"))]
+    if foreign:
+        _group(name, names, foreign[0], quantization)  # which says it better
+        raise CheckpointError(f"{foreign[0].file}: {name} has a {foreign[0].name.rpartition('.')[2]}; {_WANTED}")
     if weight is None or weight.dtype in FLOATS:
         return None
+    group = _group(name, names, weight, quantization)
     if weight.dtype != "I8":
         raise CheckpointError(f"{weight.file}: {weight.name} is {weight.dtype}; {_WANTED}")
     wanted = (linear.out_features, linear.in_features)
@@ -58,13 +74,36 @@ def find_linear(name: str, linear: nn.Linear, tensors: Mapping[str, TensorEntry]
     if scale is None:
         raise CheckpointError(f"{weight.file}: {weight.name} is int8 and {name}.weight_scale is not stored")
     rows = wanted[0]
-    if scale.dtype not in FLOATS or scale.shape not in ((rows, 1), (rows,), (1,), (1, 1), ()):
-        raise CheckpointError(f"{scale.file}: {scale.name} is {scale.dtype} {list(scale.shape)}; {_WANTED}")
-    zero_point = tensors.get(f"{name}.weight_zero_point") or tensors.get(f"{name}.weight_offset")
-    return StoredLinear(weight, scale, zero_point)
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = {"channel": ((rows, 1), (rows,)), "tensor": ((1,), (1, 1), ())}
+    allowed = shapes.get(group.strategy) if group is not None else None
+    if scale.dtype not in FLOATS or scale.shape not in (allowed or shapes["channel"] + shapes["tensor"]):
+        said = "" if group is None else f", and {group.name} says strategy {group.strategy}"
+        raise CheckpointError(f"{scale.file}: {scale.name} is {scale.dtype} {list(scale.shape)}{said}; {_WANTED}")
+    zero_points = tuple(entry for part in ZERO_POINTS if (entry := tensors.get(f"{name}.{part}")))
+    return StoredLinear(weight, scale, zero_points, group is not None and group.weights_alone)
 
 
-_WANTED = "linears outside the experts are read as floats, or as int8 with one scale a row or one in all"
+def _group(name: str, names: Sequence[str], entry: TensorEntry, quantization: QuantConfig | None) -> Group | None:
+    """The group of a linear whose weight is not stored as floats; CheckpointError when it cannot be served."""
+    if quantization is None:
+        return None
+    group = quantization.group_for(tuple(names))
+    if group is None:
+        raise CheckpointError(
+            f"{entry.file}: {entry.name} is {entry.dtype}, and quantization_config leaves {name} unquantised (ignore "
+            "list or targets); quantise the checkpoint again"
+        )
+    if group.refusal is not None and not group.weights_alone:
+        raise CheckpointError(
+            f"{entry.file}: {name} is in {group.name} (strategy {group.strategy}), and has {group.refusal}; {_WANTED}"
+        )
+    return group
+
+
+_WANTED = (
+    "linears outside the experts are read as floats, or as symmetric int8 with one scale a row or one in all, whose "
+    "activations are quantised per token when the layer runs, or not at all"
+)
 
 
 class LinearReader:
@@ -95,10 +134,11 @@ class LinearReader:
                 f"{stored.scale.file}: {stored.scale.name} holds a NaN, an Inf or a negative number; "
                 "scales are finite and not negative"
             )
-        if stored.zero_point is not None and bool((self._tensor(stored.zero_point) != 0).any()):
-            raise CheckpointError(
-                f"{stored.zero_point.file}: {stored.zero_point.name} is not all zero (asymmetric weights); {_WANTED}"
-            )
+        for zero_point in stored.zero_points:
+            if bool((self._tensor(zero_point) != 0).any()):
+                raise CheckpointError(
+                    f"{zero_point.file}: {zero_point.name} is not all zero (asymmetric weights); {_WANTED}"
+                )
         return weight, scale
 
     def _tensor(self, entry: TensorEntry) -> Tensor:
