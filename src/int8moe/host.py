@@ -83,11 +83,25 @@ def usable_cpus(proc: str | Path = "/proc", sys: str | Path = "/sys") -> tuple[i
         proc: where procfs is mounted.
         sys: where sysfs is mounted.
     """
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    affinity = len(_affinity(Path(proc))) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     share, source = _cgroup_share(Path(proc), Path(sys))
     if share < affinity:
         return max(1, math.floor(share)), source
     return affinity, "CPU affinity"
+
+
+def _affinity(proc: Path) -> set[int]:
+    """CPUs that any thread of this process may run on.
+
+    Of one thread alone that says too little: under OMP_PROC_BIND the OpenMP runtime that comes with torch binds the
+    main thread to one CPU, and each of its workers to another.
+    """
+    cpus = set(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):  # no procfs
+        for task in (proc / "self" / "task").iterdir():
+            with contextlib.suppress(OSError, ValueError):  # the thread has ended
+                cpus |= os.sched_getaffinity(int(task.name))
+    return cpus
 
 
 def _threads(proc: Path, sys: Path) -> tuple[int, str]:

@@ -111,6 +111,14 @@ def troubled(plugins: Any) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ``site`` in which importing torch ends the command: what is refused all the same is refused before."""
+    folder = tmp_path_factory.mktemp("no_torch")
+    (folder / "torch.py").write_text("raise SystemExit('torch is imported')\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def example() -> Path:
     folder = Path(__file__).resolve().parents[2] / "examples" / "tiny-qwen3-moe-w8a8"
     if not (folder / "config.json").is_file():

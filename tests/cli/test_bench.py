@@ -160,7 +160,7 @@ def test_plot(int8moe: Command, tmp_path: Path) -> None:
 def test_without_matplotlib(int8moe: Command, tmp_path: Path) -> None:
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')\n")
     text = int8moe.error("bench", *TINY, "--plot", str(tmp_path / "out.svg"), site=tmp_path)
-    assert text == "--plot needs matplotlib (not here): pip install 'int8moe[plot]'"
+    assert text == "--plot needs matplotlib (not here); in a checkout of int8moe: pip install '.[plot]'"
 
 
 def test_a_document_on_stdout_stays_one_with_a_plot(int8moe: Command, tmp_path: Path) -> None:

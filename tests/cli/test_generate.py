@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-from .conftest import Command
+from .conftest import COMMAND, Command
 
 pytest.importorskip("transformers")
 
@@ -158,6 +161,76 @@ def test_what_is_refused(int8moe: Command, example: Path, tmp_path: Path) -> Non
     assert "no such directory" in int8moe.error("generate", str(tmp_path / "absent"), "--prompt", "x")
     bare = shutil.copytree(example, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     assert "its tokenizer cannot be loaded" in int8moe.error("generate", str(bare), "--prompt", "x")
+
+
+def without_weights(example: Path, folder: Path) -> Path:
+    """A checkpoint whose weights cannot be read to the end, though their headers can."""
+    copied = Path(shutil.copytree(example, folder))
+    file = copied / "model.safetensors"
+    with safe_open(file, framework="pt") as tensors:
+        name = next(name for name in tensors.keys() if name.endswith("weight_scale"))  # noqa: SIM118
+        stored = {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118
+    stored[name] = stored[name] * float("nan")
+    save_file(stored, file, {"format": "pt"})
+    return copied
+
+
+def test_text_is_refused_before_weights_are_read(int8moe: Command, example: Path, tmp_path: Path) -> None:
+    broken = str(without_weights(example, tmp_path / "model"))
+    assert "nan" in int8moe.error("generate", broken, "--prompt", "x")
+    assert "the prompt '' has no tokens" in int8moe.error("generate", broken, "--prompt", "")
+    assert "more than the 512" in int8moe.error("generate", broken, "--prompt", "x" * 600)
+    text = tmp_path / "text.txt"
+    text.write_text("x")
+    assert "the text has 1 token; at least 2" in int8moe.error("eval", broken, str(text))
+    assert "--window 513 is more than the 512" in int8moe.error("eval", broken, str(text), "--window", "513")
+
+
+def test_a_text_that_is_none_is_refused_before_torch(
+    int8moe: Command, example: Path, without_torch: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    assert "empty: is empty; give a text" in int8moe.error("eval", str(example), str(empty), site=without_torch)
+    absent = int8moe.error("eval", str(example), str(tmp_path / "absent"), site=without_torch, status=2)
+    assert "absent' does not exist" in absent
+
+
+@pytest.mark.parametrize("kept", [(), ("tokenizer_config.json",), ("tokenizer.json",)])
+def test_a_tokenizer_that_is_not_whole(int8moe: Command, example: Path, tmp_path: Path, kept: tuple[str, ...]) -> None:
+    folder = Path(shutil.copytree(example, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*")))
+    for name in kept:
+        (folder / name).write_text("{}")
+    line = int8moe.error("generate", str(folder), "--prompt", "x")
+    assert f"{folder}: its tokenizer cannot be loaded" in line
+    assert line.endswith("; put the model's tokenizer.json and tokenizer_config.json there")
+    for name in {"tokenizer.json", "tokenizer_config.json"} - set(kept):
+        assert not kept or f"it holds no {name}" in line
+
+
+def test_a_base_model_alone_continues_no_text(int8moe: Command, example: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(example, tmp_path / "model"))
+    file = folder / "model.safetensors"
+    stored = {key.removeprefix("model."): tensor for key, tensor in load_file(file).items() if "lm_head" not in key}
+    save_file(stored, file, {"format": "pt"})
+    line = int8moe.error("generate", str(folder), "--prompt", "x")
+    assert "lacks lm_head.weight; a whole language model is wanted" in line
+
+
+def test_a_reader_that_goes_ends_it_quietly(int8moe: Command, example: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "generate", str(example), "--prompt", PROMPT, "--max-new-tokens", "400"],
+        env=int8moe.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(5)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""  # no summary either: not all was generated
+    assert process.wait(timeout=60) == 0
 
 
 def test_an_untested_transformers_is_one_line(int8moe: Command, example: Path, tmp_path: Path) -> None:

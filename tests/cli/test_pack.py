@@ -78,3 +78,24 @@ def test_errors(int8moe: Command, checkpoint: Path, tmp_path: Path) -> None:
     assert "--cache-dir" in line
     assert "no such directory" in int8moe.error("pack", str(tmp_path / "absent"))
     assert "--no-cache excludes" in int8moe.error("run", str(checkpoint), "--no-cache", "--mmap", status=2)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_first(
+    int8moe: Command, checkpoint: Path, without_torch: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    pack = ("pack", str(checkpoint))
+    line = int8moe.error(*pack, "--cache-dir", str(tmp_path / "file" / "cache"), site=without_torch)
+    assert line.startswith(f"packed cache {tmp_path / 'file' / 'cache'} cannot be written: ")
+    assert "name another folder with INT8MOE_CACHE_DIR or --cache-dir" in line
+    assert "cannot be written" in int8moe.error(*pack, site=without_torch, INT8MOE_CACHE_DIR=str(tmp_path / "file"))
+
+
+def test_what_comes_from_the_cache_is_not_said_to_be_packed(int8moe: Command, checkpoint: Path, tmp_path: Path) -> None:
+    arguments = (str(checkpoint), "--cache-dir", str(tmp_path / "cache"))
+    first = int8moe("pack", *arguments).stderr
+    assert f"packed {KEY}: " in first
+    for verb in (("run", "--tokens", "2"), ("pack",)):
+        said = int8moe(*verb, *arguments).stderr
+        assert f"from the cache: {KEY}: " in said
+        assert "packed" not in said

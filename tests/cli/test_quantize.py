@@ -45,9 +45,13 @@ def test_document(int8moe: Command, unquantised: Path, tmp_path: Path) -> None:
     assert document["nbytes"] == (tmp_path / "w8a8" / "model.safetensors").stat().st_size
 
 
-def test_errors(int8moe: Command, unquantised: Path, half_quantised: Path, tmp_path: Path) -> None:
-    assert "exists already" in int8moe.error("quantize", str(unquantised), str(tmp_path))
-    assert "names no new directory" in int8moe.error("quantize", str(unquantised), ".")
-    assert "is quantised already" in int8moe.error("quantize", str(half_quantised), str(tmp_path / "w8a8"))
+def test_errors(int8moe: Command, unquantised: Path, half_quantised: Path, without_torch: Path, tmp_path: Path) -> None:
+    def error(*arguments: str) -> str:
+        return int8moe.error("quantize", *arguments, site=without_torch)
+
+    assert "exists already" in error(str(unquantised), str(tmp_path))
+    assert "exists already" in error(str(tmp_path / "absent"), str(tmp_path))
+    assert "names no new directory" in error(str(unquantised), ".")
+    assert "is quantised already" in error(str(half_quantised), str(tmp_path / "w8a8"))
     assert "Missing argument 'DST'" in int8moe.error("quantize", str(unquantised), status=2)
     assert not list(tmp_path.iterdir())

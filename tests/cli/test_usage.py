@@ -206,3 +206,19 @@ def test_interrupt_is_quiet_and_exit_130(int8moe: Command) -> None:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert all(line.startswith("int8moe: pack") for line in stderr.splitlines())
+
+
+@pytest.mark.parametrize("module", ["int8moe.cli.app", "torch", "int8moe.checkpoint"])
+def test_interrupt_while_modules_are_imported(int8moe: Command, tmp_path: Path, module: str) -> None:
+    """Wherever Ctrl-C comes in the first moments: a module that is imported then sends it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            sys.meta_path.remove(self)\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    done = int8moe("run", "--tokens", "2", site=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -32,8 +32,10 @@ def test_unavailable_kernel(int8moe: Command, plugins: Any) -> None:
     assert "zvx9" in int8moe.error("verify", "zvx.fast", site=plugins.folder)
 
 
-def test_unknown_group(int8moe: Command) -> None:
-    assert "declaration" in int8moe.error("verify", "reference.torch", "--group", "nope", status=2)
+def test_unknown_group(int8moe: Command, without_torch: Path) -> None:
+    groups = ("--group", "declaration", "--group", "nope")
+    line = int8moe.error("verify", "reference.torch", *groups, status=2, site=without_torch)
+    assert "nope: groups are declaration, packing, " in line
 
 
 def test_kernel_that_ends_the_process(int8moe: Command, troubled: Callable[..., Path]) -> None:

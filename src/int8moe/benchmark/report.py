@@ -24,6 +24,8 @@ _ENOUGH_CACHES = 4
 _MOSTLY = 0.9
 _IMPOSSIBLE = 1.05
 """A fraction above 1 by more than the noise that has to be expected."""
+_VOID = 1.3
+"""Above this a fraction says nothing: the limits were measured while others had the machine."""
 
 
 def document(benchmark: Benchmark, results: Results, threads: int) -> dict[str, Any]:
@@ -38,12 +40,13 @@ def document(benchmark: Benchmark, results: Results, threads: int) -> dict[str, 
 
     request, config = benchmark.request, benchmark.config
     names = [kernel.name for kernel in benchmark.kernels]
+    machine = {**this_machine()._asdict(), "huge_pages": benchmark.huge_pages}
     kernels = [_kernel(side, index, results.points) for index, side in enumerate(benchmark.sides)]
     points = [
-        _point(point, rows, names, kernels) for point, rows in zip(results.points, figures(results.points), strict=True)
+        _point(point, rows, names, kernels, cached=_may_be_cached(machine, kernels))
+        for point, rows in zip(results.points, figures(results.points), strict=True)
     ]
     checks = [row["void"] for point in points for row in point["comparisons"] if row["noise_check"]]
-    machine = {**this_machine()._asdict(), "huge_pages": benchmark.huge_pages}
     host = this_host()
     return {
         "schema": SCHEMA,
@@ -99,14 +102,20 @@ def _kernel(side: Side, index: int, points: tuple[PointSamples, ...]) -> dict[st
 
 
 def _point(
-    point: PointSamples, rows: list[SideFigures], names: list[str], kernels: list[dict[str, Any]]
+    point: PointSamples, rows: list[SideFigures], names: list[str], kernels: list[dict[str, Any]], *, cached: bool
 ) -> dict[str, Any]:
+    """``cached``: the weights may stay in a cache, so that fractions above 1 are possible."""
     labels = [kernel["label"] for kernel in kernels]
     return {
         **point.work._asdict(),
         "rounds": len(point.sides[0].seconds),
         "kernels": [
-            {"label": label, **row._asdict(), "samples": samples._asdict()}
+            {
+                "label": label,
+                **row._asdict(),
+                "fraction_void": not cached and (row.fraction or row.memory_fraction) > _VOID,
+                "samples": samples._asdict(),
+            }
             for label, row, samples in zip(labels, rows, point.sides, strict=True)
         ],
         "comparisons": [
@@ -127,6 +136,11 @@ def _overhead(name: str, found: Overhead | str) -> dict[str, Any]:
     return {"kernel": name, **found._asdict(), "reason": ""}
 
 
+def _may_be_cached(machine: dict[str, Any], kernels: list[dict[str, Any]]) -> bool:
+    cache: int | None = machine["cache_bytes"]
+    return cache is not None and bool(kernels[0]["weight_bytes"] < _ENOUGH_CACHES * cache)
+
+
 def _notes(
     request: Request, machine: dict[str, Any], kernels: list[dict[str, Any]], points: list[dict[str, Any]]
 ) -> list[str]:
@@ -142,7 +156,7 @@ def _notes(
                 "and of the roofline only where memory is known to bind"
             )
     cache, weights = machine["cache_bytes"], kernels[0]["weight_bytes"]
-    if cache is not None and weights < _ENOUGH_CACHES * cache:
+    if _may_be_cached(machine, kernels):
         notes.append(
             f"the {weights / 1e6:.3g} MB of weights may stay in the cache of {cache / 1e6:.3g} MB, so fractions above "
             "1 are possible; give more --gigabytes"
@@ -150,11 +164,11 @@ def _notes(
     elif above := [
         str(point["tokens"])
         for point in points
-        if any((side["fraction"] or 0) > _IMPOSSIBLE for side in point["kernels"])
+        if any((side["fraction"] or side["memory_fraction"]) > _IMPOSSIBLE for side in point["kernels"])
     ]:
         notes.append(
-            f"fractions above 1 at M = {', '.join(above)}: others disturbed the limits more than the calls; "
-            "wait for a quieter machine, or give more --rounds"
+            f"fractions above 1 at M = {', '.join(above)}: others disturbed the limits more than the calls "
+            f"(above {_VOID} they are void); wait for a quieter machine, or give more --rounds"
         )
     pages = machine["huge_pages"]
     if pages is not None and pages < _MOSTLY:

@@ -18,11 +18,11 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from ..contracts import WeightLayout
-from ..environment import text
 from ..errors import CheckpointError, WeightLayoutError
 from ..layer import FusedMoE
 from ..parameters import WEIGHTS
 from ..saved_state import load_state
+from .cache_folder import DIRECTORY_VARIABLE, default_cache_directory
 from .experts import LayerPlan
 from .packed_file import DamagedFile, PackedFile, write_packed
 from .plan import CheckpointPlan
@@ -37,7 +37,6 @@ READER_VERSION = 2
 """Raise it when the readers make other weights of the same files: caches of before are written again then."""
 
 _ABANDONED_SECONDS = 3600.0
-_DIRECTORY_VARIABLE = "INT8MOE_CACHE_DIR"
 
 
 State = Literal["read", "written", "absent", "failed"]
@@ -53,16 +52,6 @@ class CacheOutcome(NamedTuple):
     file: Path
     nbytes: int = 0
     seconds: float = 0.0
-
-
-def default_cache_directory() -> Path:
-    """INT8MOE_CACHE_DIR, or the user's cache folder as this system has it."""
-    named = text(_DIRECTORY_VARIABLE)
-    if named is not None:
-        return Path(named).expanduser()
-    import platformdirs
-
-    return platformdirs.user_cache_path("int8moe", appauthor=False)
 
 
 class PackedCache:
@@ -162,7 +151,7 @@ class PackedCache:
                 nbytes = write_packed(file, *_saved_form(module, identity))
                 _remove_abandoned(file.parent)
             except OSError as error:
-                reason = f"{error.strerror}; name another folder with {_DIRECTORY_VARIABLE} or --cache-dir"
+                reason = f"{error.strerror}; name another folder with {DIRECTORY_VARIABLE} or --cache-dir"
         state: State = "written" if reason is None else "failed"
         self.outcomes[layer.key] = CacheOutcome(state, file, nbytes, time.perf_counter() - started)
         if reason is not None:

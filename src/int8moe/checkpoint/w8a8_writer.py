@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -22,9 +22,11 @@ from ..errors import CheckpointError, UnsupportedInputError
 from ..quantize import quantize_weight
 from .experts import Part
 from .families import FAMILIES, PROJ
-from .files import TensorEntry, read_json, read_tensors
+from .files import TensorEntry, read_json
 from .load import TensorReader
+from .names import with_and_without_prefix
 from .plan import CheckpointPlan, inspect_checkpoint
+from .quantizable import new_directory, refuse_quantized
 from .safetensors_file import PARTIAL, TensorSpec, make_header, tensor_bytes, written_whole
 from .stamps import Stamps, content_digest
 from .w8a8_config import quantization_config
@@ -136,16 +138,11 @@ def quantize_checkpoint(
         CheckpointError: the source is damaged, not supported, without MoE layers or quantised already; the
             destination exists, has no room, or is being written by another process.
     """
-    target = Path(destination)
-    if target.name in ("", ".."):
-        raise CheckpointError(f"{destination}: names no new directory; give the name of one that is to be made")
+    target = new_directory(destination)
     partial = target.with_name(f"{target.name}{PARTIAL}")
-    if target.exists() or target.is_symlink():
-        raise CheckpointError(f"{target}: exists already; choose another destination, or remove it first")
-    if not target.absolute().parent.is_dir():
-        raise CheckpointError(f"{target.absolute().parent}: no such directory; make it first")
-    plan = _unquantized(inspect_checkpoint(source))
-    tensors = read_tensors(plan.path)
+    plan = inspect_checkpoint(source)
+    refuse_quantized(plan)
+    tensors = plan.tensors
     items = _items(plan, tensors)
     shards = _shards(items, max_shard_bytes)
     record = _record(plan, tensors, max_shard_bytes)
@@ -177,16 +174,7 @@ def quantize_checkpoint(
     )
 
 
-def _unquantized(plan: CheckpointPlan) -> CheckpointPlan:
-    """Refuse what is quantised already."""
-    if plan.scheme != "unquantised" or any(layer.quantized for layer in plan.layers):
-        raise CheckpointError(
-            f"{plan.path}: is quantised already ({plan.scheme}); give the bf16, fp16 or fp32 checkpoint"
-        )
-    return plan
-
-
-def _items(plan: CheckpointPlan, tensors: dict[str, TensorEntry]) -> list[_Item]:
+def _items(plan: CheckpointPlan, tensors: Mapping[str, TensorEntry]) -> list[_Item]:
     """What becomes of every tensor of the source, file by file."""
     family = FAMILIES.get(plan.model_type)
     naming = next((naming for naming in family.namings if not naming.fused), None) if family is not None else None
@@ -201,6 +189,8 @@ def _items(plan: CheckpointPlan, tensors: dict[str, TensorEntry]) -> list[_Item]
                     module = part.weight.name.removesuffix(".weight")
                 elif naming is not None:
                     module = naming.linear(layer.index, expert, role)
+                    if not part.weight.name.startswith(module.partition(".")[0]):  # a base model saved alone
+                        module = with_and_without_prefix(module)[-1]
                 else:
                     module = f"{layer.key}.{expert}.{PROJ[role]}"
                 share = part.weight.nbytes * shape[0] * shape[1] // math.prod(part.weight.shape)
@@ -233,7 +223,7 @@ def _shards(items: Sequence[_Item], max_bytes: int) -> list[_Shard]:
     return shards
 
 
-def _record(plan: CheckpointPlan, tensors: dict[str, TensorEntry], max_shard_bytes: int) -> dict[str, Any]:
+def _record(plan: CheckpointPlan, tensors: Mapping[str, TensorEntry], max_shard_bytes: int) -> dict[str, Any]:
     """What a run that continues another has to agree with it on."""
     stamps = Stamps()
     files = sorted({entry.file for entry in tensors.values()})

@@ -7,6 +7,15 @@ __all__ = ["main"]
 
 def main() -> None:
     """Console script: run the command line of this process and exit with its status."""
+    import sys
+
+    try:
+        _main()
+    except KeyboardInterrupt:  # while modules are imported, or while the interpreter is about to end
+        sys.exit(130)
+
+
+def _main() -> None:
     import gc
     import os
     import sys

@@ -64,9 +64,10 @@ def _plot_file(ctx: click.Context, parameter: click.Parameter, value: str | None
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
+        from ..diagnosis.mends import with_extra
         from ..errors import Int8MoEError
 
-        raise Int8MoEError(f"--plot needs matplotlib ({error}): pip install 'int8moe[plot]'") from None
+        raise Int8MoEError(f"--plot needs matplotlib ({error}); {with_extra('plot')}") from None
     return path
 
 

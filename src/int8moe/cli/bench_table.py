@@ -87,10 +87,10 @@ def _rows(document: dict[str, Any]) -> list[list[str]]:
 
 
 def fraction_text(side: dict[str, Any]) -> str:
-    """``0.74``, or ``>=0.24`` where only the memory's limit is known."""
-    if side["fraction"] is None:
-        return f">={side['memory_fraction']:.2f}"
-    return f"{side['fraction']:.2f}"
+    """``0.74``, or ``>=0.24`` where only the memory's limit is known; ``void (2.31)`` where the limits were not met."""
+    known = side["fraction"] is not None
+    text = f"{side['fraction']:.2f}" if known else f">={side['memory_fraction']:.2f}"
+    return f"void ({text})" if side["fraction_void"] else text
 
 
 def _write_comparisons(document: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def command(
 ) -> int:
     """Measure bits per byte and perplexity of a text (UTF-8), with the experts in INT8.
 
-    The model runs in transformers (the extra int8moe[transformers]). The text is cut into windows; from each
+    The model runs in transformers (the extra [transformers]). The text is cut into windows; from each
     token and those before it in its window the next one is predicted. A rest shorter than a window is left out.
     Lower is better; bits per byte can be compared between models with other tokenizers. INT8MOE_KERNEL names a
     kernel.
@@ -53,11 +53,15 @@ def command(
         raise UnsupportedInputError(
             f"{textfile}: is not UTF-8 at byte {error.start}; give a text, or --max-bytes {error.start} to end there"
         ) from None
+    if not text:
+        raise UnsupportedInputError(f"{textfile}: is empty; give a text of two tokens or more")
     import_torch()
     from .language_model import load_language_model
-    from .text_quality import measure
+    from .text_quality import encode_text, measure
 
-    model = load_language_model(plan, dtype=dtype, quantize=quantize)
+    model = load_language_model(
+        plan, dtype=dtype, quantize=quantize, check=lambda taken: encode_text(taken, text, window)
+    )
     quality = measure(model, text, window=window)
     kernel = ", ".join(model.kernels)
     if as_json:

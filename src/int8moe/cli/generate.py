@@ -43,7 +43,7 @@ def command(
 ) -> int:
     """Continue a text with a whole model, its experts in INT8.
 
-    The model runs in transformers (the extra int8moe[transformers]). The continuation streams to stdout; the speed goes
+    The model runs in transformers (the extra [transformers]). The continuation streams to stdout; the speed goes
     to stderr. INT8MOE_KERNEL names a kernel.
     """
     from .sources import open_source
@@ -52,9 +52,11 @@ def command(
     assert plan is not None
     import_torch()
     from .language_model import load_language_model
-    from .text_generation import generate
+    from .text_generation import encode_prompt, generate
 
-    model = load_language_model(plan, dtype=dtype, quantize=quantize)
+    model = load_language_model(
+        plan, dtype=dtype, quantize=quantize, check=lambda text: encode_prompt(text, prompt, max_new_tokens)
+    )
     result = generate(
         model, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, stream=not as_json
     )

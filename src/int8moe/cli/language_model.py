@@ -1,20 +1,19 @@
-"""A whole model for ``generate`` and ``eval``: transformers with INT8 experts, and its tokenizer. Imports torch."""
+"""A whole model for ``generate`` and ``eval``: transformers with INT8 experts. Imports torch."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..checkpoint import CheckpointPlan
 from ..errors import CheckpointError, ConfigError
 from ..integrations.transformers import enable
 from ..layer import FusedMoE
 from .memory import PeakMemory
+from .text_input import TextInput, load_text_input
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class LanguageModel:
 
     Attributes:
         model: of transformers, in evaluation mode.
-        tokenizer: of transformers.
+        text_input: its tokenizer, and the most tokens that it takes.
         kernels: names of the kernels that run its experts.
         dtype: of its hidden states.
         expert_bytes: of the packed weights of its experts.
@@ -32,30 +31,27 @@ class LanguageModel:
     """
 
     model: Any
-    tokenizer: Any
+    text_input: TextInput
     kernels: tuple[str, ...]
     dtype: str
     expert_bytes: int
     load_seconds: float
     peak_bytes: int
 
-    @property
-    def longest(self) -> int | None:
-        """Most tokens that the model takes; None where its config does not say."""
-        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return longest if isinstance(longest, int) else None
 
-
-def load_language_model(plan: CheckpointPlan, *, dtype: str, quantize: bool) -> LanguageModel:
+def load_language_model(
+    plan: CheckpointPlan, *, dtype: str, quantize: bool, check: Callable[[TextInput], object] | None = None
+) -> LanguageModel:
     """Load a checkpoint with INT8 experts.
 
     Args:
         plan: the checkpoint.
         dtype: "auto", or the name of a torch dtype.
         quantize: quantise the experts that are stored in floats.
+        check: called before the weights are read; what it raises is raised.
 
     Raises:
-        CheckpointError: the model is not supported, or has no tokenizer.
+        CheckpointError: the model is not supported or not whole, or has no tokenizer.
         ConfigError: transformers is absent or not tested, or a module that it wants is absent.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -65,20 +61,30 @@ def load_language_model(plan: CheckpointPlan, *, dtype: str, quantize: bool) -> 
 
         logging.set_verbosity_error()  # what it warns about are matters of a library's user
         logging.disable_progress_bar()
-        tokenizer = _load_tokenizer(plan.path)
+        text_input = load_text_input(plan.path)
+        if check is not None:
+            check(text_input)
         memory, started = PeakMemory(), time.perf_counter()
         options = {"experts_implementation": "int8moe"} if quantize else {}
         try:
-            model = AutoModelForCausalLM.from_pretrained(plan.path, dtype=dtype, local_files_only=True, **options)
+            model, found = AutoModelForCausalLM.from_pretrained(
+                plan.path, dtype=dtype, local_files_only=True, output_loading_info=True, **options
+            )
         except ModuleNotFoundError as error:
             raise ConfigError(f"loading {plan.path} needs the module {error.name}, which is not installed") from error
         except (ValueError, KeyError, RuntimeError, ImportError) as error:  # what transformers raises for bad files
             raise CheckpointError(f"{plan.path}: transformers cannot load it: {error}") from error
+        if missing := sorted(found["missing_keys"]):  # transformers makes them up at random
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise CheckpointError(
+                f"{plan.path}: lacks {', '.join(missing[:3])}{more}; a whole language model is wanted, not its base "
+                "model alone: save the whole, or fetch the checkpoint again"
+            )
         seconds, peak = time.perf_counter() - started, memory.grown()
     layers = [module for module in model.modules() if isinstance(module, FusedMoE)]
     return LanguageModel(
         model=model,
-        tokenizer=tokenizer,
+        text_input=text_input,
         kernels=tuple(sorted({layer.kernel.name for layer in layers})),
         dtype=str(model.dtype).removeprefix("torch."),
         expert_bytes=sum(_nbytes(layer) for layer in layers),
@@ -87,33 +93,6 @@ def load_language_model(plan: CheckpointPlan, *, dtype: str, quantize: bool) -> 
     )
 
 
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    if not any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES):
-        # Without any, transformers makes a tokenizer of nothing for some models.
-        raise CheckpointError(
-            f"{folder}: its tokenizer cannot be loaded: there is none; put the model's tokenizer.json and "
-            "tokenizer_config.json there"
-        )
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # it raises nearly anything, from the network's errors to a TypeError
-        raise CheckpointError(
-            f"{folder}: its tokenizer cannot be loaded ({type(error).__name__}: {error}); "
-            "put the model's tokenizer.json and tokenizer_config.json there"
-        ) from error
-
-
 def _nbytes(layer: FusedMoE) -> int:
     tensors = [*layer.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def encode(language_model: LanguageModel, text: str) -> torch.Tensor:
-    """Token ids of a text, int64 ``[tokens]``."""
-    ids: list[int] = language_model.tokenizer(text)["input_ids"]
-    return torch.tensor(ids, dtype=torch.int64)

@@ -68,7 +68,7 @@ def run_layer(source: SourceLayer, *, kernel: str | None, tokens: int, seed: int
     started = time.perf_counter()
     progress.begin(source.name)
     layer, pack_seconds, cache = source.load(kernel, progress.advance)
-    progress.end()
+    progress.end(cached=cache == "read")
     load_seconds = time.perf_counter() - started
     peak_bytes = memory.grown()
 

@@ -81,16 +81,22 @@ def _stdout() -> TextIO | None:
     return _data or sys.stdout
 
 
-def write(text: str, end: str = "\n") -> None:
-    """Print on stdout. When the reader has gone, this and everything later is dropped without a word."""
+def write(text: str, end: str = "\n") -> bool:
+    """Print on stdout. When the reader has gone, this and everything later is dropped without a word.
+
+    Returns:
+        False when this call found that the reader has gone.
+    """
     stream = _stdout()
     if stream is None:
-        return
+        return True
     try:
         stream.write(f"{text}{end}")
         stream.flush()
     except BrokenPipeError:
         discard_stdout()
+        return False
+    return True
 
 
 def discard_stdout() -> None:

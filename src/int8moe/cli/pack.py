@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 
 import click
 
@@ -11,6 +13,23 @@ from .run import cache_dir_option, human_seconds, layer_numbers
 from .signals import import_torch
 
 _STATES = {"read": "up to date", "written": "written"}
+
+
+def _check_folder(cache_dir: str | None) -> None:
+    """Refuse a cache that cannot be written to before a layer is packed for it."""
+    from ..checkpoint.cache_folder import default_cache_directory
+    from ..errors import CheckpointError
+
+    folder = default_cache_directory() if cache_dir is None else Path(cache_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CheckpointError(
+            f"packed cache {folder} cannot be written: {error.strerror}; name another folder with INT8MOE_CACHE_DIR "
+            "or --cache-dir"
+        ) from None
 
 
 @click.command("pack", cls=Verb)
@@ -40,6 +59,7 @@ def command(
         from ..registry import get_registry
 
         get_registry().find(kernel)  # an unknown name is an error before torch is imported
+    _check_folder(cache_dir)
     import_torch()
     from ..checkpoint import PackedCache
     from .progress import WeightProgress, human_bytes
@@ -51,7 +71,7 @@ def command(
         for layer in source.layers(0, cache):
             progress.begin(layer.name)
             loaded = layer.load(kernel, progress.advance)
-            progress.end()
+            progress.end(cached=loaded.cache == "read")
             layout = loaded.layer.weight_layout
             rows.append((layer, loaded.layer.kernel.name, "" if layout is None else layout.tag))
             del loaded  # one layer in memory at a time

@@ -80,9 +80,9 @@ class WeightProgress(_Drawn):
         self._done += nbytes
         self._show(self._doing, at_once=False)
 
-    def end(self) -> None:
-        """Finish it."""
-        self._show(self._finished, at_once=True)
+    def end(self, *, cached: bool = False) -> None:
+        """Finish it; ``cached`` says that it came from the packed cache, and that nothing was done."""
+        self._show("from the cache:" if cached else self._finished, at_once=True)
         self._seconds += time.monotonic() - self._started
 
     def _show(self, verb: str, *, at_once: bool) -> None:

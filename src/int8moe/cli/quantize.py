@@ -32,8 +32,11 @@ def command(source: str, destination: str, max_shard_size: int, as_json: bool) -
     the same command is given again.
     """
     from ..checkpoint import inspect_checkpoint
+    from ..checkpoint.quantizable import new_directory, refuse_quantized
 
-    plan = inspect_checkpoint(source)  # what is wrong with it is told before torch is imported
+    new_directory(destination)  # what is wrong is told before torch is imported
+    plan = inspect_checkpoint(source)
+    refuse_quantized(plan)
     import_torch()
     from ..checkpoint import quantize_checkpoint
     from .progress import WeightProgress, human_bytes

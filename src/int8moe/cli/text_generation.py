@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import GenerationConfig, TextStreamer
 
 from ..errors import UnsupportedInputError
-from .language_model import LanguageModel, encode
+from .language_model import LanguageModel
 from .output import write
+from .text_input import TextInput
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class TimedStreamer(TextStreamer):  # type: ignore[misc]
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Take text that later tokens do not change."""
-        if self._visible and (text or stream_end):
-            write(text, end="\n" if stream_end else "")
+        if self._visible and (text or stream_end) and not write(text, end="\n" if stream_end else ""):
+            raise BrokenPipeError  # nobody reads on, so that there is nothing to go on for
 
 
 def _settings(end_of_text: int | list[int] | None, max_new_tokens: int, temperature: float) -> GenerationConfig:
@@ -88,6 +89,24 @@ def _only(model: Any, settings: GenerationConfig) -> Iterator[None]:
         model.generation_config = own
 
 
+def encode_prompt(text_input: TextInput, prompt: str, max_new_tokens: int) -> Tensor:
+    """Token ids of a prompt, int64 ``[tokens]``.
+
+    Raises:
+        UnsupportedInputError: it has no tokens, or the model takes fewer than are asked for.
+    """
+    ids = text_input.encode(prompt)
+    if not len(ids):
+        raise UnsupportedInputError(f"the prompt {prompt!r} has no tokens; give a text to continue")
+    longest = text_input.longest
+    if longest is not None and len(ids) + max_new_tokens > longest:
+        raise UnsupportedInputError(
+            f"{len(ids)} tokens of prompt and {max_new_tokens} new ones are more than the {longest} that the model "
+            f"takes; give a shorter prompt, or --max-new-tokens {max(longest - len(ids), 0)}"
+        )
+    return ids
+
+
 def generate(
     language_model: LanguageModel, prompt: str, *, max_new_tokens: int, temperature: float, seed: int, stream: bool
 ) -> Generation:
@@ -104,17 +123,9 @@ def generate(
     Raises:
         UnsupportedInputError: the prompt has no tokens, or the model takes fewer than are asked for.
     """
-    ids = encode(language_model, prompt)
-    if not len(ids):
-        raise UnsupportedInputError(f"the prompt {prompt!r} has no tokens; give a text to continue")
-    longest = language_model.longest
-    if longest is not None and len(ids) + max_new_tokens > longest:
-        raise UnsupportedInputError(
-            f"{len(ids)} tokens of prompt and {max_new_tokens} new ones are more than the {longest} that the model "
-            f"takes; give a shorter prompt, or --max-new-tokens {max(longest - len(ids), 0)}"
-        )
+    ids = encode_prompt(language_model.text_input, prompt, max_new_tokens)
     torch.manual_seed(seed)
-    streamer = TimedStreamer(language_model.tokenizer, visible=stream)
+    streamer = TimedStreamer(language_model.text_input.tokenizer, visible=stream)
     settings = _settings(language_model.model.generation_config.eos_token_id, max_new_tokens, temperature)
     with torch.inference_mode(), _only(language_model.model, settings):
         started = time.perf_counter()
@@ -125,5 +136,5 @@ def generate(
         )
     tokens = tuple(whole[0, len(ids) :].tolist())
     first, last = streamer.times[1], streamer.times[-1]  # the first time is that of the prompt
-    text: str = language_model.tokenizer.decode(tokens, skip_special_tokens=True)
+    text: str = language_model.text_input.tokenizer.decode(tokens, skip_special_tokens=True)
     return Generation(text, tokens, len(ids), first - started, last - first)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedInputError
-from .language_model import LanguageModel, encode
+from .language_model import LanguageModel
+from .text_input import TextInput
 
 _LOGITS_AT_A_TIME = 1 << 24
 """Windows are taken together until their logits are so many."""
@@ -48,18 +49,29 @@ class TextQuality:
         return math.exp(mean) if mean < 700 else math.inf
 
 
+def encode_text(text_input: TextInput, text: str, window: int) -> Tensor:
+    """Token ids of a text, int64 ``[tokens]``.
+
+    Raises:
+        UnsupportedInputError: it has fewer than two tokens, or the window is longer than the model takes.
+    """
+    longest = text_input.longest
+    if longest is not None and window > longest:
+        raise UnsupportedInputError(f"--window {window} is more than the {longest} tokens that the model takes")
+    ids = text_input.encode(text)
+    if len(ids) < 2:
+        count = f"{len(ids)} token{'' if len(ids) == 1 else 's'}"
+        raise UnsupportedInputError(f"the text has {count}; at least 2 are needed to predict one: give a longer text")
+    return ids
+
+
 def measure(language_model: LanguageModel, text: str, *, window: int) -> TextQuality:
     """Predict a text, window by window.
 
     Raises:
         UnsupportedInputError: it has fewer than two tokens, or the window is longer than the model takes.
     """
-    longest = language_model.longest
-    if longest is not None and window > longest:
-        raise UnsupportedInputError(f"--window {window} is more than the {longest} tokens that the model takes")
-    ids = encode(language_model, text)
-    if len(ids) < 2:
-        raise UnsupportedInputError(f"the text has {len(ids)} tokens; at least 2 are needed to predict one")
+    ids = encode_text(language_model.text_input, text, window)
     vocabulary = language_model.model.config.get_text_config().vocab_size
     together = max(1, _LOGITS_AT_A_TIME // (window * vocabulary))
     nats, predicted, started = 0.0, 0, time.perf_counter()

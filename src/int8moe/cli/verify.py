@@ -51,7 +51,10 @@ def command(kernel: str, quick: bool, groups: tuple[str, ...], as_json: bool) ->
     from ..errors import NoKernelError
     from ..listing import list_kernels
     from ..registry import get_registry
+    from ..testing.group_names import GROUP_NAMES
 
+    if unknown := [name for name in groups if name not in GROUP_NAMES]:
+        raise click.BadParameter(f"{', '.join(unknown)}: groups are {', '.join(GROUP_NAMES)}", param_hint="'--group'")
     get_registry().find(kernel)  # an unknown name is an error with near names
     reason = next(row.reason for row in list_kernels() if row.name == kernel)
     if reason:
@@ -74,8 +77,6 @@ def run_suite(kernel: str, grid: str, groups: Sequence[str] = ()) -> Results:
     while True:
         before = len(results.groups)
         known, status = _run_groups(kernel, grid, remaining, results)
-        if known and (unknown := [name for name in remaining if name not in known]):
-            raise click.BadParameter(f"{', '.join(unknown)}: groups are {', '.join(known)}", param_hint="'--group'")
         names = remaining or known
         done = len(results.groups) - before
         if status == 0 and done == len(names):

@@ -43,6 +43,11 @@ def reinstall(name: str) -> str:
     return f"pip install {how} {shlex.quote(source.folder)}"
 
 
+def with_extra(extra: str) -> str:
+    """To install what an extra of int8moe names. No package index has int8moe yet, so that goes from a checkout."""
+    return f"in a checkout of int8moe: pip install '.[{extra}]'"
+
+
 def leave_out(*plugins: str) -> str:
     """To load all plugins but these, and but those that are blocked already."""
     names = sorted({*plugins, *(environment.names("INT8MOE_DISABLE_PLUGINS") or ())})

@@ -49,7 +49,10 @@ def _state(plugin: PluginReading, discovery: Discovery) -> Finding:
         return note(CHECK, text, mend) if again else problem(CHECK, text, f"{mend} (or the other one)")
     trace = without_import_frames(plugin.traceback)
     if plugin.state == "incompatible":
-        mend = f"pip install --upgrade int8moe {plugin.distribution}, or leave it out: {leave_out(plugin.name)}"
+        mend = (
+            f"install an int8moe and a {plugin.distribution} that fit each other, or leave it out: "
+            f"{leave_out(plugin.name)}"
+        )
         return problem(CHECK, text, mend, trace)
     return problem(CHECK, text, _mend(plugin.name, plugin.distribution), trace)
 

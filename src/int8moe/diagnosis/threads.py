@@ -54,7 +54,7 @@ def check(measures: Outcome, proc: Path, sys: Path) -> list[Finding]:
             problem(
                 CHECK,
                 f"torch's OpenMP runtime binds the main thread to {_count(found['cpus_after'], 'CPU')} "
-                f"({_settings(_BINDING) or 'no variable says why'}), so that kernels may see no more",
+                f"({_settings(_BINDING) or 'no variable says why'}), and all threads that it starts with it",
                 f"unset {' '.join(_set_ones(_BINDING)) or 'OMP_PROC_BIND'}, or export INT8MOE_NUM_THREADS={cpus}",
             )
         )

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 
 from ..case import Case, Grid
-from . import batch, bits, declaration, fork, integers, operator, packing, refusals, routing, rows, special, strides
+from ..group_names import GROUP_NAMES
 
 GROUPS: dict[str, Callable[[Grid], Iterable[Case]]] = {
-    "declaration": declaration.cases,
-    "packing": packing.cases,
-    "integers": integers.cases,
-    "bits": bits.cases,
-    "routing": routing.cases,
-    "batch": batch.cases,
-    "strides": strides.cases,
-    "special": special.cases,
-    "rows": rows.cases,
-    "operator": operator.cases,
-    "fork": fork.cases,
-    "refusals": refusals.cases,
+    name: import_module(f".{name}", __name__).cases for name in GROUP_NAMES
 }
 """Every group by name, in the order in which they run."""
 

@@ -1,0 +1,19 @@
+"""Where packed layers are kept when nobody names a folder. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..environment import text
+
+DIRECTORY_VARIABLE = "INT8MOE_CACHE_DIR"
+
+
+def default_cache_directory() -> Path:
+    """INT8MOE_CACHE_DIR, or the user's cache folder as this system has it."""
+    named = text(DIRECTORY_VARIABLE)
+    if named is not None:
+        return Path(named).expanduser()
+    import platformdirs
+
+    return platformdirs.user_cache_path("int8moe", appauthor=False)
