@@ -21,6 +21,7 @@ from int8moe.benchmark.roofline import expert_bytes
 from int8moe.benchmark.run import Benchmark, Results
 from int8moe.benchmark.shapes import Shape
 from int8moe.binding import BoundKernel, bind
+from int8moe.cli.bench_table import fraction_text
 from int8moe.registry import get_registry
 
 SHAPE = Shape(4, 2, 64, 32)
@@ -261,12 +262,29 @@ def test_the_document_holds_what_the_samples_say() -> None:
     assert not any("live.limited has no run_peak" in note for note in found["notes"])
 
 
-def test_fractions_that_cannot_be_are_noted() -> None:
+@pytest.mark.parametrize(("seconds", "void"), [(0.5, True), (0.74, True), (0.8, False), (1.0, False)])
+def test_fractions_that_cannot_be_are_noted_and_void(
+    seconds: float, void: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from int8moe.benchmark import report
+
     benchmark = Benchmark(Request("tiny", SHAPE, 4, tokens=(1,), kernels=("live.limited",), gigabytes=1e-4))
     benchmark.load(Silent())
-    fast = point((0.5,), weight_bytes=1000, ops=1000, bandwidths=(1000.0,), peaks=(1000.0,))
-    notes = document(benchmark, Results((fast,), QUIET, {}), threads=1)["notes"]
-    assert any("above 1" in note for note in notes)
+    fast = point((seconds,), weight_bytes=1000, ops=1000, bandwidths=(1000.0,), peaks=(1000.0,))
+    machine = report.this_machine()
+    monkeypatch.setattr(report, "this_machine", lambda: machine._replace(cache_bytes=1))
+    found = document(benchmark, Results((fast,), QUIET, {}), threads=1)
+    (side,) = found["points"][0]["kernels"]
+    assert side["fraction_void"] == void
+    assert fraction_text(side) == (f"void ({1 / seconds:.2f})" if void else f"{1 / seconds:.2f}")
+    assert any("fractions above 1" in note and "above 1.3 they are void" in note for note in found["notes"]) == (
+        seconds < 1
+    )
+    # What stays in a cache is read faster than memory: such a fraction says so, and is not void.
+    monkeypatch.setattr(report, "this_machine", lambda: machine._replace(cache_bytes=1 << 40))
+    found = document(benchmark, Results((fast,), QUIET, {}), threads=1)
+    assert not found["points"][0]["kernels"][0]["fraction_void"]
+    assert any("may stay in the cache" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize("start_up", [0.0, 5e-5, 0.02])

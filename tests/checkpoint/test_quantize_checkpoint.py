@@ -80,6 +80,20 @@ def test_experts_with_biases(tmp_path: Path, layout: str) -> None:
         assert not name.endswith("bias") or torch.equal(after[name], bias)
 
 
+@pytest.mark.parametrize("layout", ["per expert", "fused"])
+def test_a_base_model_saved_alone(tmp_path: Path, layout: str) -> None:
+    """Its names lack "model.", and go on lacking it."""
+    before = tensors(quantized=False)
+    del before["lm_head.weight"]
+    whole = fuse(before) if layout == "fused" else before
+    alone = {name.removeprefix("model."): tensor for name, tensor in whole.items()}
+    source = write(tmp_path / "source", config(), alone)
+    quantize_checkpoint(source, tmp_path / "target")
+    assert_quantised_alike(source, tmp_path / "target")
+    after = stored(tmp_path / "target")
+    assert {name.removesuffix("_scale") for name in after} == {name.removeprefix("model.") for name in before}
+
+
 def test_prediction_heads_stay_as_they_are(tmp_path: Path) -> None:
     before = tensors(quantized=False)
     drafts = {n.replace("model.layers.0", "mtp.layers.0"): t.clone() for n, t in before.items() if ".layers.0." in n}

@@ -32,7 +32,9 @@ PIECE_BYTES = 4 << 20
 """What one thread reads at a time, and what has a digest of its own."""
 
 _WEIGHT_ALIGNMENT = 64  # that of a layer's own storage
-_CACHED_BYTES = 1 << 20  # read and digested at a time, so that the digest finds the bytes in the core's cache
+_CACHED_BYTES = 2 << 20
+"""Read and digested at a time, so that the digest finds the bytes in a cache. A huge page: the first byte that is read
+into one zeroes the whole of it, and the rest is then filled while that is in a cache, too."""
 
 
 class DamagedFile(Exception):
