@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sample_checkpoints import changed_copy, load, logits_of, sample
 
 from int8moe import FusedMoE, load_moe_layers
-from int8moe.checkpoint import PackedCache
+from int8moe.checkpoint import PackedCache, quantize_checkpoint
 from int8moe.errors import CheckpointError, ConfigError
 from int8moe.integrations.transformers.modules import QuantizedLinear
 
@@ -124,8 +124,9 @@ def test_shared_experts_and_dense_layers_stay_quantised() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["mixtral-w8a8", "qwen2_moe-w8a8", "qwen3_moe-w8a8-layer0ignored", "qwen3_moe-w8a8-pertensor", "mixtral-bf16"],
-)
+    ["mixtral-w8a8", "qwen2_moe-w8a8", "qwen3_moe-w8a8-layer0ignored", "qwen3_moe-w8a8-pertensor", "mixtral-bf16",
+     "deepseek_v3-w8a8", "gpt_oss-w8a8", "gpt_oss-bf16"],
+)  # fmt: skip
 def test_save_and_load_again(name: str, tmp_path: Path) -> None:
     folder = sample(name)
     model = load(folder, **({"experts_implementation": "int8moe"} if name.endswith("bf16") else {}))
@@ -144,10 +145,21 @@ def test_save_and_load_again(name: str, tmp_path: Path) -> None:
         assert scale.shape == (weight.shape[0], 1)
     if name.startswith("mixtral"):
         assert "model.layers.0.block_sparse_moe.experts.3.w2.weight_scale" in scales
-    else:
+    elif not name.endswith("bf16"):  # whose experts lie in fused tensors
         assert set(tensors) == set(load_file(str(folder / "model.safetensors")))
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert (config["quant_method"], config["format"]) == ("compressed-tensors", "int-quantized")
+
+
+@pytest.mark.parametrize("name", ["gpt_oss-bf16", "qwen3_moe-bf16-fused3d", "mixtral-bf16", "deepseek_v3-bf16"])
+def test_a_quantised_checkpoint_is_the_model_that_is_quantised_while_loading(name: str, tmp_path: Path) -> None:
+    quantize_checkpoint(sample(name), tmp_path / "w8a8")
+    ids = torch.arange(32).reshape(1, 32)
+    written, info = load(tmp_path / "w8a8", output_loading_info=True)
+    assert not any(info.values()), info
+    assert torch.equal(logits_of(written, ids), logits_of(load(sample(name), experts_implementation="int8moe"), ids))
+    for fused in (module for module in written.modules() if isinstance(module, FusedMoE)):
+        assert (fused.w13_bias is not None and bool(fused.w13_bias.any())) == name.startswith("gpt_oss")
 
 
 def test_the_base_model_alone() -> None:
