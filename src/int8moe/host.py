@@ -17,6 +17,11 @@ from .contracts import HostInfo
 from .control_groups import controller_folders, file_words, unified_folders
 from .environment import num_threads_setting
 
+OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables by which an OpenMP runtime binds threads to CPUs."""
+
+_AFFINITY_AT_IMPORT = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
+
 _FEATURE_KEYS = ("flags", "features")  # of /proc/cpuinfo, compared in lower case
 
 
@@ -93,10 +98,13 @@ def usable_cpus(proc: str | Path = "/proc", sys: str | Path = "/sys") -> tuple[i
 def _affinity(proc: Path) -> set[int]:
     """CPUs that any thread of this process may run on.
 
-    Of one thread alone that says too little: under OMP_PROC_BIND the OpenMP runtime that comes with torch binds the
-    main thread to one CPU, and each of its workers to another.
+    Of one thread alone that says too little: where one of OPENMP_BINDING is set, the OpenMP runtime that comes with
+    torch binds the main thread to one CPU when it is loaded, and later each of its workers to another. Then what the
+    thread was allowed before that counts, too.
     """
     cpus = set(os.sched_getaffinity(0))
+    if any(os.environ.get(name, "").strip() for name in OPENMP_BINDING):
+        cpus |= _AFFINITY_AT_IMPORT
     with contextlib.suppress(OSError):  # no procfs
         for task in (proc / "self" / "task").iterdir():
             with contextlib.suppress(OSError, ValueError):  # the thread has ended

@@ -107,10 +107,18 @@ def test_override_for_tests_is_put_back() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no procfs")
 @pytest.mark.skipif(AFFINITY is None or AFFINITY < 2, reason="this process may use one CPU alone")
-def test_a_main_thread_that_is_bound_to_one_cpu_has_the_others_workers() -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "import int8moe.host, torch",  # noted before the runtime binds
+        "import torch; torch.ones(9**6).exp_()",  # seen by the workers
+    ],
+)
+def test_a_main_thread_that_is_bound_to_one_cpu_has_the_others_workers(command: str) -> None:
     """OMP_PROC_BIND: torch's OpenMP runtime binds the main thread when it is loaded, and each worker elsewhere."""
-    command = "import os, torch; from int8moe.host import detect_host as d; torch.ones(9**6).exp_()\n"
-    command += "print(len(os.sched_getaffinity(0)), d().num_threads)"
+    command += (
+        "\nimport os; from int8moe.host import detect_host as d; print(len(os.sched_getaffinity(0)), d().num_threads)"
+    )
     environment = {**os.environ, "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(AFFINITY)}
     done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True)
     bound, threads = map(int, done.stdout.split())

@@ -63,5 +63,7 @@ def sigterm_unwinds() -> Iterator[None]:
 
 def import_torch() -> None:
     """Import torch, which aborts the process when it is interrupted on the way."""
+    from .. import host  # noqa: F401 (it notes the CPUs of this thread, before torch's OpenMP runtime may bind it)
+
     with held_back():
         import torch  # noqa: F401

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from ..environment import num_threads_setting
 from ..errors import ConfigError
-from ..host import usable_cpus
+from ..host import OPENMP_BINDING, usable_cpus
 from .finding import Finding, note, ok, problem
 from .mends import reinstall
 from .outcome import Outcome
 
 CHECK = "threads"
 _COUNTING = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
-_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def check(measures: Outcome, proc: Path, sys: Path) -> list[Finding]:
@@ -54,8 +53,8 @@ def check(measures: Outcome, proc: Path, sys: Path) -> list[Finding]:
             problem(
                 CHECK,
                 f"torch's OpenMP runtime binds the main thread to {_count(found['cpus_after'], 'CPU')} "
-                f"({_settings(_BINDING) or 'no variable says why'}), and all threads that it starts with it",
-                f"unset {' '.join(_set_ones(_BINDING)) or 'OMP_PROC_BIND'}, or export INT8MOE_NUM_THREADS={cpus}",
+                f"({_settings(OPENMP_BINDING) or 'no variable says why'}), and all threads that it starts with it",
+                f"unset {' '.join(_set_ones(OPENMP_BINDING)) or 'OMP_PROC_BIND'}, or export INT8MOE_NUM_THREADS={cpus}",
             )
         )
     if min(limit, threads) > cpus:
