@@ -10,6 +10,7 @@ import torch
 
 import int8moe
 from int8moe.checkpoint import PackedCache
+from int8moe.checkpoint.checked_files import NOTES
 
 
 def load(checkpoint: Path, folder: Path, *, kernel: str | None = None, **options: Any) -> tuple[Any, list[str]]:
@@ -20,7 +21,8 @@ def load(checkpoint: Path, folder: Path, *, kernel: str | None = None, **options
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    """Every file but the notes of what was digested."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NOTES)
 
 
 def assert_same(found: dict[str, int8moe.FusedMoE], wanted: dict[str, int8moe.FusedMoE]) -> None:

@@ -23,6 +23,7 @@ from ..layer import FusedMoE
 from ..parameters import WEIGHTS
 from ..saved_state import load_state
 from .cache_folder import DIRECTORY_VARIABLE, default_cache_directory
+from .checked_files import is_checked, note_checked
 from .experts import LayerPlan
 from .packed_file import DamagedFile, PackedFile, write_packed
 from .plan import CheckpointPlan
@@ -112,7 +113,10 @@ class PackedCache:
             with PackedFile(file) as packed:
                 problem = _difference(packed.identity, identity)
                 if problem is None:
+                    packed.check_digests = not is_checked(file, packed.status)
                     _fill(module, packed, self._mmap)
+                    if packed.check_digests and not self._mmap:
+                        note_checked(file, packed.status, packed.current_status())
                     seconds = time.perf_counter() - started
                     self.outcomes[layer.key] = CacheOutcome("read", file, packed.nbytes, seconds)
                     return True
