@@ -24,7 +24,7 @@ class NativeLibrary:
         package: the plugin's import package, in whose folders the library lies.
         file_name: of the library.
         distribution: what to reinstall.
-        machines: values of ``platform.machine()`` that it is built for.
+        machines: values of ``platform.machine()`` that it is built for; () = any.
         functions: functions of the library beyond ``int8moe/abi.h``: name to ctypes' result and argument types.
         compilers: the oldest compilers that build every tier, for the reason of a tier that was left out.
     """
@@ -35,7 +35,7 @@ class NativeLibrary:
         package: str,
         file_name: str,
         distribution: str,
-        machines: tuple[str, ...],
+        machines: tuple[str, ...] = (),
         functions: Mapping[str, tuple[Any, list[Any]]] | None = None,
         compilers: str = "a newer compiler",
     ) -> None:
@@ -67,7 +67,7 @@ class NativeLibrary:
 
     def _open(self) -> ctypes.CDLL:
         machine = platform.machine()
-        if machine not in self.machines:
+        if self.machines and machine not in self.machines:
             raise LibraryUnavailable(f"machine is {machine}")
         path = self.path
         if path is None:
