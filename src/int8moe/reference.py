@@ -23,6 +23,7 @@ from .hookspecs import hookimpl
 __all__ = [
     "ReferenceExperts",
     "activate",
+    "elementwise",
     "erf",
     "exp",
     "expert_rows",
@@ -59,10 +60,11 @@ def ieee_denormals() -> Iterator[None]:
             torch.set_flush_denormal(True)
 
 
-def _elementwise(function: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-    """Apply an elementwise function to 2-D operands (of R or 1 rows, N or 1 columns) in blocks.
+def elementwise(function: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """Apply an elementwise function to 2-D operands of R or 1 rows and N or 1 columns, in blocks -> ``[R, N]``.
 
-    Each block is small enough for torch to keep it in the calling thread, whose control word is guarded.
+    Each block is small enough for torch to keep it in the calling thread, whose control word is guarded
+    (:func:`ieee_denormals`).
     """
     # torch.broadcast_shapes would import sympy, half a second.
     rows, columns = (next((n for n in sizes if n != 1), 1) for sizes in zip(*(o.shape for o in operands), strict=True))
@@ -88,8 +90,8 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
         return rows.to(torch.int8), torch.zeros(rows.shape[0], dtype=torch.float32, device=rows.device)
     # Compared as integers, so that NaN > Inf > any finite value.
     amax = (rows.view(torch.int32) & 0x7FFFFFFF).amax(dim=1, keepdim=True).view(torch.float32)
-    inverse = _elementwise(_inverse_scale, amax)
-    return _elementwise(_round_to_int8, rows, inverse), _elementwise(_row_scale, amax, inverse).squeeze(1)
+    inverse = elementwise(_inverse_scale, amax)
+    return elementwise(_round_to_int8, rows, inverse), elementwise(_row_scale, amax, inverse).squeeze(1)
 
 
 def _inverse_scale(amax: Tensor) -> Tensor:
@@ -118,10 +120,10 @@ def integer_matmul(q: Tensor, weight: Tensor) -> Tensor:
 
 
 def _dequantize(acc: Tensor, row_scale: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    d = _elementwise(
+    d = elementwise(
         lambda a, s, w: (a.to(torch.float32) * s) * w, acc, row_scale.unsqueeze(1), weight_scale.unsqueeze(0)
     )
-    return d if bias is None else _elementwise(torch.add, d, bias.unsqueeze(0))
+    return d if bias is None else elementwise(torch.add, d, bias.unsqueeze(0))
 
 
 def round_to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -152,7 +154,7 @@ def expert_rows(
     """Steps 3 to 7 for the quantised rows of one expert: int8 ``[R, H]`` -> un-weighted fp32 ``[R, H]``."""
     d = _dequantize(integer_matmul(q, w13), scales, w13_scale, w13_bias)
     halves = (d,) if activation.endswith("_no_mul") else d.chunk(2, dim=1)
-    h = _elementwise(
+    h = elementwise(
         lambda *gate_up: activate(
             *gate_up, activation=activation, swiglu_alpha=swiglu_alpha, swiglu_limit=swiglu_limit
         ),
@@ -267,7 +269,7 @@ def fused_experts(
         local_of = table.reshape(-1).tolist()
         x = hidden_states.to(torch.float32)
         if apply_router_weight_on_input and tokens:
-            x = _elementwise(lambda rows, weight: rows * weight, x, weights)
+            x = elementwise(lambda rows, weight: rows * weight, x, weights)
             weights = torch.ones_like(weights)
         q, scales = quantize_rows(x)
         out = torch.zeros((tokens, hidden_size), dtype=torch.float32, device=x.device)
@@ -293,7 +295,7 @@ def fused_experts(
                 rows = (slot == position).nonzero(as_tuple=True)[0]
                 if len(rows):
                     owners = token[rows]
-                    out[owners] = _elementwise(
+                    out[owners] = elementwise(
                         lambda total, row, weight: total + weight * row,
                         out[owners],
                         y[rows],
