@@ -185,11 +185,11 @@ def test_the_default_grid_makes_enough_comparisons():
     assert {call.tokens for call in everything} >= {0, 1, 2, 3, 5, 16, 17, 33, 64}
 
 
-def run_python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run this Python, which finds what this process finds, from any folder."""
     paths = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)
     command, env = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": paths}
-    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
 def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -224,58 +224,6 @@ def test_wrong_usage(arguments, status, word):
     assert word in run.stderr
     assert "Traceback" not in run.stderr
     assert run.stdout == ""
-
-
-def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
-    return run_python("-m", "pytest", *options, *arguments, cwd=folder)
-
-
-def _has_entry_point() -> bool:
-    from importlib.metadata import entry_points
-
-    return any(point.value == "int8moe.testing.pytest_plugin" for point in entry_points(group="pytest11"))
-
-
-def _plugin() -> tuple[str, ...]:
-    return () if _has_entry_point() else ("-p", "int8moe.testing.pytest_plugin")
-
-
-def test_three_lines_adopt_the_suite(tmp_path):
-    (tmp_path / "test_mine.py").write_text(
-        'from int8moe.testing.suite import *  # noqa: F403\n\nkernel = "reference.torch"\n'
-    )
-    run = _pytest(tmp_path, *_plugin(), "-k", "declaration or refusals", "--int8moe-grid", "reduced")
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "bit-exact comparisons; skipped kernels: none" in run.stdout
-    listed = _pytest(tmp_path, *_plugin(), "--collect-only", "-k", "routing").stdout
-    assert "test_mine.py::test_conformance[reference.torch-routing-slot-order]" in listed
-
-
-def test_an_unavailable_kernel_is_skipped_with_its_reason(tmp_path):
-    (tmp_path / "conftest.py").write_text(
-        "from int8moe import KernelSpec, Numerics, hookimpl, register_kernel\n"
-        "class Provider:\n"
-        "    @hookimpl\n"
-        "    def register_kernels(self):\n"
-        "        return [KernelSpec(name='far.away', target='far:Away', activations=('silu',),\n"
-        "            dtypes=('float32',), layout='canonical', numerics=Numerics.bitwise(),\n"
-        "            unavailable='the moon is not in sight')]\n"
-        "register_kernel(Provider())\n"
-    )
-    (tmp_path / "test_far.py").write_text('from int8moe.testing.suite import *\nkernel = ["far.away"]\n')
-    run = _pytest(tmp_path, *_plugin(), "-rs")
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "skipped kernels: far.away: the moon is not in sight" in run.stdout
-    named = _pytest(tmp_path, *_plugin(), "--int8moe-kernel", "reference.torch", "-k", "declaration-spec")
-    assert "1 passed" in named.stdout
-
-
-def test_a_forgotten_kernel_name_is_a_usage_error(tmp_path):
-    (tmp_path / "test_none.py").write_text("from int8moe.testing.suite import *\n")
-    run = _pytest(tmp_path, *_plugin())
-    assert run.returncode != 0
-    assert "kernel = None" in run.stdout + run.stderr
 
 
 def test_the_pytest_plugin_is_light():

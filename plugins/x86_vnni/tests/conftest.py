@@ -4,6 +4,7 @@ import pytest
 from native_tiers import KERNELS, why_not
 
 from int8moe.native import LibraryUnavailable
+from int8moe.testing import skip_kernel
 from int8moe_x86_vnni import experts
 from int8moe_x86_vnni.library import LIBRARY
 
@@ -13,7 +14,7 @@ def tier(request: pytest.FixtureRequest) -> str:
     """A tier that can run here; the others are skipped with the reason."""
     reason = why_not(request.param)
     if reason is not None:
-        pytest.skip(f"{request.param}: {reason}")
+        skip_kernel(request.node, f"x86_vnni.{request.param}", reason)
     return request.param
 
 

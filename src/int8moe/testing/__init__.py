@@ -27,14 +27,17 @@ if TYPE_CHECKING:
         reference_output,
         threads,
     )
+    from .narrowing import Narrowing
     from .runner import run_kernel
     from .target import Target
+    from .under_test import skip_kernel
 
 _HOME = {
     "Case": "case",
     "CaseSkipped": "case",
     "Experts": "makers",
     "GROUPS": "groups",
+    "Narrowing": "narrowing",
     "Target": "target",
     "assert_matches": "bits",
     "assert_same_bits": "bits",
@@ -47,6 +50,7 @@ _HOME = {
     "reference_output": "makers",
     "run_kernel": "runner",
     "same_bits": "bits",
+    "skip_kernel": "under_test",
     "threads": "makers",
 }
 
@@ -55,6 +59,7 @@ __all__ = [
     "Case",
     "CaseSkipped",
     "Experts",
+    "Narrowing",
     "Target",
     "assert_matches",
     "assert_same_bits",
@@ -67,6 +72,7 @@ __all__ = [
     "reference_output",
     "run_kernel",
     "same_bits",
+    "skip_kernel",
     "threads",
 ]
 

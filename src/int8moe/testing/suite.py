@@ -7,66 +7,42 @@ A plugin's test file adopts it in three lines::
     kernel = "acme.fast"
 
 ``kernel`` may be a list of names; ``--int8moe-kernel NAME`` overrides it. ``--int8moe-grid`` chooses how many
-combinations, or ``grid = "reduced"`` in the file. ``-k "acme.fast and packing"`` runs one group. A kernel that
-cannot run on this machine is skipped with its reason.
+combinations, or ``grid = "reduced"`` in the file; ``--int8moe-group`` runs one group of cases, and other options of
+:mod:`.pytest_plugin` leave out shapes, dtypes and activations. A kernel that cannot run on this machine is skipped
+with its reason.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from ..listing import list_kernels
-from ..registry import get_registry
 from .case import Case, CaseSkipped, Grid
 from .groups import collect_cases
 from .target import Target
+from .under_test import kernel_names, refusal
 
 __all__ = ["pytest_generate_tests", "test_conformance"]
-
-_targets: dict[tuple[str, int], Target] = {}
-
-
-def _target(name: str) -> Target:
-    """Return one Target per kernel, made anew when another provider of that name was registered."""
-    key = name, id(get_registry().find(name).spec)
-    if key not in _targets:
-        _targets[key] = Target(name)
-    return _targets[key]
-
-
-def _names(metafunc: pytest.Metafunc) -> list[str]:
-    given = metafunc.config.getoption("int8moe_kernel", default=None)
-    if given:
-        return list(given)
-    declared = getattr(metafunc.module, "kernel", None)
-    if isinstance(declared, str):
-        return [declared]
-    if isinstance(declared, (list, tuple)) and all(isinstance(name, str) for name in declared):
-        return list(declared)
-    raise pytest.UsageError(
-        f'{metafunc.module.__name__}: kernel = {declared!r}; write "<namespace>.<kernel>", or a list of such names'
-    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test of each case of each kernel."""
     if "int8moe_case" not in metafunc.fixturenames:
         return
-    grid: Grid = metafunc.config.getoption("int8moe_grid", default=None) or getattr(metafunc.module, "grid", "default")
-    refused = {row.name: row.reason for row in list_kernels() if not row.available}
+    option = metafunc.config.getoption
+    grid: Grid = option("int8moe_grid", default=None) or getattr(metafunc.module, "grid", "default")
+    groups = option("int8moe_group", default=None)
     parameters = []
-    for name in _names(metafunc):
-        if name in refused:
-            mark = pytest.mark.skip(reason=f"kernel {name}: {refused[name]}")
-            parameters.append(pytest.param(name, None, id=f"{name}-unavailable", marks=mark))
+    for name in kernel_names(metafunc):
+        if refusal(name):  # one test, which its fixture skips
+            parameters.append(pytest.param(name, None, id=f"{name}-unavailable"))
             continue
-        parameters += [pytest.param(name, case, id=f"{name}-{case.id}") for case in collect_cases(grid)]
-    metafunc.parametrize(("int8moe_name", "int8moe_case"), parameters)
+        parameters += [pytest.param(name, case, id=f"{name}-{case.id}") for case in collect_cases(grid, groups)]
+    metafunc.parametrize(("int8moe_kernel", "int8moe_case"), parameters, indirect=["int8moe_kernel"])
 
 
-def test_conformance(int8moe_name: str, int8moe_case: Case) -> None:
+def test_conformance(int8moe_target: Target, int8moe_case: Case) -> None:
     """Run one case of the conformance suite."""
     try:
-        int8moe_case.run_on(_target(int8moe_name))
+        int8moe_case.run_on(int8moe_target)
     except CaseSkipped as reason:
-        pytest.skip(f"kernel {int8moe_name}: {reason}")
+        pytest.skip(f"kernel {int8moe_target.name}: {reason}")

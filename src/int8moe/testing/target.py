@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,12 @@ from ..registry import get_registry
 from .bits import assert_matches
 from .case import skip
 from .makers import Experts, make_experts, make_hidden_states, make_layer, make_routing, reference_output, threads
+from .narrowing import WHOLE, Narrowing
 
 if TYPE_CHECKING:
     from ..layer import FusedMoE
+
+T = TypeVar("T", bound=str)
 
 THREADS = (1, 2, 3)
 _REMEMBERED = 20_000
@@ -46,6 +49,14 @@ def remembered_output(
     return _remembered[key].clone()
 
 
+def _left(what: str, declared: Iterable[T], wanted: Collection[str]) -> list[T]:
+    """Those of the declared names that are wanted; the case is skipped where that leaves none."""
+    names = [name for name in declared if not wanted or name in wanted]
+    if wanted and not names:
+        skip(f"{what} {' or '.join(wanted)} is not declared")
+    return names
+
+
 class Target:
     """One registered kernel.
 
@@ -54,9 +65,10 @@ class Target:
         spec: what its provider declares.
         live: registered by ``register_kernel`` in this process, so that no other process can find it.
         threads: thread counts that comparisons are repeated with.
+        narrowing: what is left of the suite; the properties below leave out the rest, ``spec`` does not.
     """
 
-    def __init__(self, name: str, *, threads: Iterable[int] = THREADS) -> None:
+    def __init__(self, name: str, *, threads: Iterable[int] = THREADS, narrowing: Narrowing = WHOLE) -> None:
         """Find the kernel; NoKernelError where there is none of that name."""
         candidate = get_registry().find(name)
         self.name = name
@@ -64,6 +76,7 @@ class Target:
         self.distribution = candidate.distribution
         self.live = candidate.distribution == "(registered live)"
         self.threads = tuple(threads)
+        self.narrowing = narrowing
 
     @cached_property
     def bound(self) -> BoundKernel:
@@ -78,12 +91,13 @@ class Target:
         names = [a for a in self.spec.activations if not a.endswith("_no_mul")]
         if "no_gate" in self.spec.features:
             names += [a for a in self.spec.activations if a.endswith("_no_mul")]
-        return tuple(names)
+        return tuple(_left("activation", names, self.narrowing.activations))
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """Declared dtypes of hidden_states."""
-        return tuple(getattr(torch, name) for name in self.spec.dtypes)
+        names = _left("dtype", self.spec.dtypes, self.narrowing.dtypes)
+        return tuple(getattr(torch, name) for name in names)
 
     def dtype(self, index: int = 0) -> torch.dtype:
         """Return one of the declared dtypes, the first or another in turn."""
@@ -96,28 +110,36 @@ class Target:
 
     def need_dtype(self, dtype: torch.dtype) -> None:
         """Skip the case unless the kernel takes the dtype."""
-        if dtype not in self.dtypes:
-            skip(f"dtype {str(dtype).removeprefix('torch.')} is not declared")
+        self._need("dtype", str(dtype).removeprefix("torch."), self.spec.dtypes, self.narrowing.dtypes)
 
     def need_config(self, config: MoEConfig) -> None:
-        """Skip the case where the kernel's declaration, or its own hook, refuses the config."""
-        if config.activation not in self.spec.activations:
-            skip(f"activation {config.activation!r} is not declared")
+        """Skip the case where the kernel's declaration, or its own hook, refuses the config, or narrowing does."""
+        self._need("activation", config.activation, self.spec.activations, self.narrowing.activations)
+        shape = config.hidden_size, config.intermediate_size
+        if self.narrowing.shapes and shape not in self.narrowing.shapes:
+            skip(f"the run is only about {self.narrowing}")
         for feature in config.needed_features:
             self.need_feature(feature)
         reason = self.bound.refusal(config, this_host())
         if reason is not None:
             skip(f"is_supported_config: {reason}")
 
+    def _need(self, what: str, word: str, declared: Iterable[str], wanted: Iterable[str]) -> None:
+        if word not in declared:
+            skip(f"{what} {word!r} is not declared")
+        if wanted and word not in wanted:
+            skip(f"the run is only about {self.narrowing}")
+
     def config(self, **fields: Any) -> MoEConfig:
         """Make a config of four small experts with the kernel's first activation; ``fields`` replace any of it."""
         if not self.activations:
             skip("no declared activation can be asked for")
+        hidden_size, intermediate_size = self.narrowing.shapes[0] if self.narrowing.shapes else (64, 48)
         defaults = {
             "num_experts": 4,
             "top_k": 2,
-            "hidden_size": 64,
-            "intermediate_size": 48,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
             "activation": self.activations[0],
         }
         return MoEConfig(**(defaults | fields))

@@ -89,11 +89,12 @@ def _experts(config: MoEConfig, seed: int) -> Experts:
 
 def _declared(target: Target, config: MoEConfig, seed: int) -> MoEConfig:
     """The config without what the kernel does not declare, so that a kernel of few features meets every shape too."""
-    features, activations = target.spec.features, target.spec.activations
+    features, activations, shapes = target.spec.features, target.activations, target.narrowing.shapes
     changes: dict[str, Any] = {}
     if config.activation not in activations:
-        usable = [a for a in activations if "no_gate" in features or not a.endswith("_no_mul")]
-        changes["activation"] = usable[seed % len(usable)] if usable else activations[0]
+        changes["activation"] = activations[seed % len(activations)] if activations else target.spec.activations[0]
+    if shapes:
+        changes["hidden_size"], changes["intermediate_size"] = shapes[seed % len(shapes)]
     if "bias" not in features:
         changes["has_bias"] = False
     if "expert_map" not in features:
