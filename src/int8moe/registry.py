@@ -369,14 +369,19 @@ def register_kernel(provider: object) -> tuple[KernelSpec, ...]:
     return specs
 
 
+def hint_table() -> list[dict[str, Any]]:
+    """The distributions of hints.json: machines, distribution, source and what each serves."""
+    table: list[dict[str, Any]] = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
+    return table
+
+
 def hints(host: HostInfo | None = None) -> list[str]:
     """Which distributions would serve this machine and are not installed, one line each."""
     host = host or this_host()
     installed = {record.distribution.lower().replace("_", "-") for record in _registry.plugins()}
-    table = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
     return [
         f"this machine is {host.machine}: {row['distribution']} has kernels for {row['serves']} "
         f"(from a checkout: pip install ./{row['source']})"
-        for row in table
+        for row in hint_table()
         if host.machine in row["machines"] and row["distribution"] not in installed
     ]

@@ -6,15 +6,11 @@ Nothing below ``src/int8moe`` knows of it: the machine that has the feature is f
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
-import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
+from virtual_environment import Environment
 
 PYPROJECT = """
 [build-system]
@@ -106,40 +102,6 @@ x, w, ids = torch.randn(5, 48), torch.rand(5, 2), torch.randint(0, 4, (5, 2))
 expected = int8moe.reference.fused_experts(x, topk_weights=w, topk_ids=ids, **tensors)
 print(json.dumps([layer.kernel.name, layer.weight_layout.tag, torch.equal(layer(x, w, ids), expected)]))
 """
-
-
-class Environment:
-    """A virtual environment that sees the packages of the one that runs the tests."""
-
-    def __init__(self, folder: Path) -> None:
-        venv.create(folder, with_pip=True)
-        self.python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-        # The parent's packages, editable installs included, come last on the path.
-        outer = [path for path in sys.path if path and Path(path).is_dir() and path != sysconfig.get_path("stdlib")]
-        site = self.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
-        lines = [f"import site; site.addsitedir({path!r})" for path in outer if "site-packages" in path]
-        lines += [path for path in outer if "site-packages" not in path and "lib-dynload" not in path]
-        Path(site, "parent.pth").write_text("\n".join(lines) + "\n")
-
-    def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("INT8MOE_")}
-        return subprocess.run(
-            [str(self.python), *arguments],
-            env={**clean, **env},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-
-    def pip(self, *arguments: str) -> None:
-        done = self.run("-m", "pip", "--disable-pip-version-check", "-q", *arguments)
-        assert done.returncode == 0, done.stderr
-
-    def int8moe(self, *arguments: str, code: int = 0, **env: str) -> Any:
-        done = self.run("-m", "int8moe.cli", *arguments, "--json", **env)
-        assert done.returncode == code, (done.stdout, done.stderr)
-        return json.loads(done.stdout)
 
 
 def write(folder: Path, experts: str = EXPERTS) -> Path:

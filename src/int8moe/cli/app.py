@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "Time one MoE layer against the roofline of this machine."),
     "pack": ("pack", "Write the packed layers of a checkpoint to disk, so that loading only reads them."),
     "quantize": ("quantize", "Make a compressed-tensors W8A8 checkpoint of an unquantised one."),
+    "new-plugin": ("new_plugin", "Write a kernel plugin that works, to be made one's own."),
 }
 
 
