@@ -59,16 +59,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not groups and not any(words):
         return
     from ..errors import ConfigError
+    from .group_names import GROUP_NAMES
     from .narrowing import check_known, parse_narrowing
 
     try:
         if any(words):
             config.stash[NARROWING] = parse_narrowing(*words)
-        if groups:
-            from .groups import GROUPS  # imports torch
-
-            for name in groups:
-                check_known("group", name, GROUPS)
+        for name in groups:
+            check_known("group", name, GROUP_NAMES)
     except ConfigError as error:
         raise pytest.UsageError(f"int8moe: {error}") from None
 
