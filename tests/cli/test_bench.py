@@ -32,7 +32,8 @@ POINT_FIELDS = {
 }  # fmt: skip
 FIGURE_FIELDS = {
     "label", "median_seconds", "best_seconds", "quartile_seconds", "gb_per_s", "tops", "read_gb_per_s", "peak_tops",
-    "memory_seconds", "compute_seconds", "roofline_seconds", "bound", "fraction", "memory_fraction", "samples",
+    "memory_seconds", "compute_seconds", "roofline_seconds", "bound", "fraction", "fraction_void",
+    "memory_fraction", "samples",
 }  # fmt: skip
 MACHINE_FIELDS = {"cpu", "machine", "system", "cache_bytes", "huge_pages"}
 
