@@ -45,7 +45,10 @@ class Driver {
   static constexpr int kRows = Kernel::kRows;
   static constexpr int kBlock = kPanels * kColumns;
   static constexpr int64_t kSpareRows = Kernel::kSortedRows ? kRows - 1 : 0;
+  static constexpr int kGroup = row_group<Kernel>(0);
+  static constexpr int64_t kPiece = Layout::kDepth * Kernel::kRowBytes;  // bytes of a row that stand together
   static_assert(kColumns % kLanes == 0 && kPanels % 2 == 0, "whole vectors per panel, gate and up in pairs");
+  static_assert(kGroup == 1 || Kernel::kSortedRows, "rows are interleaved with others of their expert");
 
  public:
   static int32_t forward(const int8moe_runtime* runtime, const int8moe_layer* layer, const int8moe_call* call) {
@@ -137,8 +140,8 @@ class Driver {
     scale2_ = arena.take<RowScale>(rows);
     wide_ = arena.take<float>(depth1_ * workers_);
     sums_ = arena.take<float>(by_rows ? 0 : tokens * kBlock * workers_);
-    q1_ = arena.take<uint8_t>(((Kernel::kSortedRows ? rows : tokens) + kSpareRows) * stride1_);
-    q2_ = arena.take<uint8_t>((rows + kSpareRows) * stride2_);
+    q1_ = arena.take<uint8_t>(round_up((Kernel::kSortedRows ? rows : tokens) + kSpareRows, kGroup) * stride1_);
+    q2_ = arena.take<uint8_t>(round_up(rows + kSpareRows, kGroup) * stride2_);
     h_ = arena.take<float>(rows * depth2_);
     return arena.used();
   }
@@ -184,6 +187,18 @@ class Driver {
     run_region(runtime_, gemm_workers_, ceil_div(panels2_, group2_), gemm2_task, this);
   }
 
+  // Where a prepared row begins.
+  static uint8_t* prepared_row(uint8_t* base, int64_t row, int64_t stride) {
+    return base + row / kGroup * kGroup * stride + row % kGroup * kPiece;
+  }
+  // An expert's rows, in the terms of GemmBlock.
+  static void set_sorted_rows(GemmBlock<kPanels>& block, const ActiveExpert& expert, const uint8_t* base,
+                              int64_t stride) {
+    block.rows_before = expert.first % kGroup;
+    block.rows_base = base + (expert.first - block.rows_before) * stride;
+    block.row_index = nullptr;
+  }
+
   static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
   int64_t gemm1_tasks() const { return entries_ * ceil_div(panels1_, group1_); }
   // Panels of one task: as many as a block holds, fewer where there would not be enough tasks for every worker.
@@ -222,7 +237,7 @@ class Driver {
       if (Kernel::kSortedRows && d.rows_call_ == nullptr)
         d.quantize_into_slots(token, wide);
       else
-        d.quantize_token(token, d.q1_ + token * d.stride1_, wide);
+        d.quantize_token(token, prepared_row(d.q1_, token, d.stride1_), wide);
     }
   }
 
@@ -231,14 +246,24 @@ class Driver {
     const uint8_t* first = nullptr;
     for (const int32_t* row = slot_row_ + token * top_k_; row != slot_row_ + (token + 1) * top_k_; ++row) {
       if (*row < 0) continue;
-      uint8_t* const prepared = q1_ + *row * stride1_;
+      uint8_t* const prepared = prepared_row(q1_, *row, stride1_);
       if (first != nullptr) {
-        __builtin_memcpy(prepared, first, static_cast<size_t>(depth1_ * Kernel::kRowBytes));
+        copy_prepared(prepared, first, depth1_);
         continue;
       }
       quantize_token(token, prepared, wide);
       first = prepared;
     }
+  }
+
+  static void copy_prepared(uint8_t* to, const uint8_t* from, int64_t depth) {
+    const int64_t bytes = depth * Kernel::kRowBytes;
+    if (kGroup == 1) {
+      __builtin_memcpy(to, from, static_cast<size_t>(bytes));
+      return;
+    }
+    for (int64_t at = 0; at < bytes * kGroup; at += kPiece * kGroup)
+      __builtin_memcpy(to + at, from + at, static_cast<size_t>(kPiece));
   }
 
   void quantize_token(int64_t token, uint8_t* prepared, float* wide) {
@@ -268,7 +293,8 @@ class Driver {
     const int64_t first = task * d.rows_per_task_;
     const int64_t last = first + d.rows_per_task_ < d.rows_ ? first + d.rows_per_task_ : d.rows_;
     for (int64_t row = first; row < last; ++row)
-      d.scale2_[row] = quantize_row<Kernel>(d.h_ + row * d.depth2_, d.depth2_, d.q2_ + row * d.stride2_);
+      d.scale2_[row] =
+          quantize_row<Kernel>(d.h_ + row * d.depth2_, d.depth2_, prepared_row(d.q2_, row, d.stride2_));
   }
 
   TaskFunction gemm1_function() const {
@@ -330,11 +356,15 @@ class Driver {
     block.next_offset = distance(block.panel[0], w13_panel(next, 0, 0));
     block.panels = group * (kGated ? 2 : 1);
     block.depth = depth1_;
-    const bool sorted = Kernel::kSortedRows || rows_call_ != nullptr;
-    block.rows_base = sorted ? q1_ + expert.first * stride1_ : q1_;
     block.row_stride = stride1_;
-    block.row_index = sorted ? nullptr : row_token_ + expert.first;
     block.rows = expert.rows;
+    if (Kernel::kSortedRows || rows_call_ != nullptr) {
+      set_sorted_rows(block, expert, q1_, stride1_);
+    } else {
+      block.rows_before = 0;
+      block.rows_base = q1_;
+      block.row_index = row_token_ + expert.first;
+    }
 
     const int64_t padding = panel0 + group == panels1_ ? depth2_ - panels1_ * kColumns : 0;
     const bool has_bias = layer_->w13_bias != nullptr;
@@ -374,7 +404,6 @@ class Driver {
     block.panels = panels;
     block.depth = depth2_;
     block.row_stride = stride2_;
-    block.row_index = nullptr;
     for (int64_t a = 0; a < entries_; ++a) {
       const ActiveExpert expert = active_[a];
       const int64_t channel0 = expert.local * hidden_;
@@ -385,7 +414,7 @@ class Driver {
         block.panel[p] =
             layer_->w2 + expert.local * layer_->w2_stride + (panel0 + p) * Layout::panel_bytes(inner_);
       block.next_offset = (next.local - expert.local) * layer_->w2_stride;
-      block.rows_base = q2_ + expert.first * stride2_;
+      set_sorted_rows(block, expert, q2_, stride2_);
       block.rows = expert.rows;
       Kernel::gemm(block, [&](int64_t row0, int rows, const int32_t* acc) __attribute__((always_inline)) {
         for (int r = 0; r < rows; ++r) {

@@ -8,8 +8,11 @@
 //     static constexpr bool kSortedRows = false; // whether gemm wants the rows of an expert one after another: then
 //                                                // row_index is null, and kRows - 1 rows beyond the last are readable
 //                                                // (with any contents), so that a tile may be loaded whole
+//     static constexpr int kRowGroup = 2;        // optional, with kSortedRows: prepared rows that stand interleaved,
+//                                                // see below
 //
-//     // Writes 64 quantised activations, depth k0 .. k0 + 63, into a prepared row.
+//     // Writes 64 quantised activations, depth k0 .. k0 + 63, into a prepared row: with kRowGroup, the pieces of
+//     // the row that begins at `row`, kRowGroup pieces apart.
 //     static void prepare(const int8_t q[64], uint8_t* row, int64_t k0);
 //
 //     // For every tile of up to kRows rows: int32 sums of activation * stored weight over the whole depth, and
@@ -25,6 +28,14 @@
 // The sums are of *stored* weights: where Layout::kOffset is not 0 the epilogue takes kOffset * sum(q) of the
 // row away, a number that was computed when the row was quantised. The epilogue is inlined, so a tier may run it
 // between its tile instructions; all of its float operations are shared code, so the bits cannot differ.
+//
+// An instruction that multiplies several rows at once wants them side by side. With kRowGroup = G the rows
+// g * G .. g * G + G - 1 of a matrix share G * row_stride bytes, in pieces of Layout::kDepth depths in turn:
+//
+//     row 0, piece 0 | row 1, piece 0 | row 0, piece 1 | row 1, piece 1 | ...          (G = 2)
+//
+// An expert's rows may begin within a group. So rows_base is the start of that group, and its first
+// `rows_before` rows are another expert's: a tile may take them along, and drops their sums.
 #ifndef INT8MOE_MICROKERNEL_H
 #define INT8MOE_MICROKERNEL_H
 
@@ -36,6 +47,16 @@ namespace {
 
 constexpr int64_t kDepthUnit = 64;  // every reduction is padded to whole cache lines of int8
 
+// Kernel::kRowGroup; 1, every row by itself, where a kernel does not say.
+template <class Kernel>
+constexpr auto row_group(int) -> decltype(Kernel::kRowGroup + 0) {
+  return Kernel::kRowGroup;
+}
+template <class Kernel>
+constexpr int row_group(long) {
+  return 1;
+}
+
 template <int kMaxPanels>
 struct GemmBlock {
   const uint8_t* panel[kMaxPanels];  // each Layout::kColumns * depth bytes
@@ -46,6 +67,7 @@ struct GemmBlock {
   int64_t row_stride;        // in bytes
   const int32_t* row_index;  // row r lies at rows_base + row_index[r] * row_stride; null: r itself
   int64_t rows;
+  int64_t rows_before;  // with kRowGroup: rows of the first group that are not this expert's, else 0
 
   const uint8_t* row(int64_t r) const {
     return rows_base + (row_index == nullptr ? r : static_cast<int64_t>(row_index[r])) * row_stride;
