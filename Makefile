@@ -8,7 +8,7 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
 TORCH ?= torch==2.13.0
-PLUGINS := plugins/x86_vnni
+PLUGINS := plugins/x86_vnni plugins/aarch64_neon
 CHECKPOINT ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
