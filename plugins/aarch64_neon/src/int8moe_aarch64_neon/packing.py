@@ -1,7 +1,7 @@
 """The layout ``s8_n8k8`` in plain torch: the oracle of the native packer.
 
-One matrix ``[N, K]`` int8 becomes panels ``[ceil(N/8)][ceil64(K)/8][8 columns][8 depths]`` of the weights as they are, as
-bytes; a gated w13 is two such matrices (gate, up), one after the other. Padding holds 0.
+One matrix ``[N, K]`` int8 becomes panels ``[ceil(N/8)][ceil64(K)/8][8][8]`` of the weights as they are, as bytes; a
+gated w13 is two such matrices (gate, up), one after the other. Padding holds 0.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from int8moe.contracts import ACTIVATIONS, HIDDEN_DTYPES, KernelSpec, Numerics
 from int8moe.hookspecs import hookimpl
+from int8moe.native import LibraryUnavailable
 
-from . import library, probe
+from . import probe
+from .library import LAYOUT, LIBRARY
 
 isa_ladder = ("neon", "dotprod", "i8mm")
 
@@ -20,17 +22,16 @@ _TIERS = {
 def _reasons() -> dict[str, str | None]:
     """Why each tier cannot run here; None where it can."""
     try:
-        native = library.load_library()
+        built = LIBRARY.built_tiers()
         facts = probe.read_cpu()
-    except library.LibraryUnavailable as error:
+    except LibraryUnavailable as error:
         return dict.fromkeys(_TIERS, str(error))
-    built = library.built_tiers(native)
-    return {tier: probe.refusal(tier, facts) or (None if tier in built else library.NOT_BUILT) for tier in _TIERS}
+    return {tier: probe.refusal(tier, facts) or (None if tier in built else LIBRARY.not_built) for tier in _TIERS}
 
 
 @hookimpl
 def register_kernels() -> list[KernelSpec]:
-    """Declare every tier as a kernel ``aarch64_neon.<tier>``; one that cannot run here as unavailable, with the reason."""
+    """Declare every tier as a kernel ``aarch64_neon.<tier>``; one that cannot run is unavailable, with the reason."""
     reasons = _reasons()
     return [
         KernelSpec(
@@ -42,8 +43,8 @@ def register_kernels() -> list[KernelSpec]:
             activations=ACTIVATIONS,
             dtypes=HIDDEN_DTYPES,
             features=("bias", "no_gate", "expert_map", "apply_router_weight_on_input"),
-            layout=library.LAYOUT_NAME,
-            numerics=Numerics.bitwise(version=library.NUMERICS_VERSION),
+            layout=LAYOUT.name,
+            numerics=Numerics.bitwise(),
             priority=priority,
             unavailable=reasons[tier],
         )

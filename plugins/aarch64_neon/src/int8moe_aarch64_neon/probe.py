@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from typing import NamedTuple
 
-from .library import FACTS, load_library
+from .library import LIBRARY
+
+# int8moe_aarch64_facts: struct_bytes, reserved, hwcap, hwcap2.
+FACTS = struct.Struct("@II QQ")
 
 TIERS = ("neon", "dotprod", "i8mm")
 """Every tier that this module can judge, weakest first."""
@@ -36,9 +41,7 @@ def decode(raw: bytes) -> CpuFacts:
 
 def read_cpu() -> CpuFacts:
     """Ask the system; replaced by tests. Raises LibraryUnavailable where the library does not load."""
-    import ctypes
-
-    library = load_library()
+    library = LIBRARY.load()
     raw = ctypes.create_string_buffer(FACTS.pack(FACTS.size, 0, 0, 0), FACTS.size)
     library.int8moe_aarch64_probe(raw)
     return decode(raw.raw)
