@@ -13,13 +13,15 @@ CHECKPOINT ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 WHEELS ?= dist
+ARM64 ?= build/arm64
+GRID ?= all
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 NATIVE := $(shell find src/int8moe/include plugins/*/csrc plugins/*/CMakeLists.txt -type f 2>/dev/null)
 METADATA := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test setup lint types conformance-all wheels clean
+.PHONY: run test setup lint types conformance-all arm64-root conformance-arm64 wheels clean
 
 setup: $(READY)
 
@@ -51,9 +53,26 @@ types: setup
 conformance-all: setup
 	$(BIN)/python -m pytest tests/conformance --int8moe-grid all $(PYTEST_ARGS)
 
+# An AArch64 system with Python and torch in $(ARM64), for QEMU; some minutes. Then the conformance suite on every tier of
+# aarch64_neon there: hours for the whole grid, GRID=reduced and GRID=default are shorter.
+arm64-root: setup
+	$(BIN)/python plugins/aarch64_neon/tests/emulation/arm64_root.py make $(ARM64)
+
+conformance-arm64: arm64-root
+	INT8MOE_TEST_ARM64=$(abspath $(ARM64)) INT8MOE_TEST_ARM64_GRID=$(GRID) $(BIN)/python -m pytest -n $(WORKERS) \
+		plugins/aarch64_neon/tests/test_aarch64_emulated_python.py $(PYTEST_ARGS)
+
+# Where the cross compiler is installed, the wheel for AArch64 is built on a machine of any kind.
 wheels: setup
 	$(BIN)/python -m build --outdir $(WHEELS) .
-	for plugin in $(PLUGINS); do $(BIN)/python -m build --outdir $(WHEELS) $$plugin || exit 1; done
+	for plugin in $(filter-out plugins/aarch64_neon,$(PLUGINS)); do \
+		$(BIN)/python -m build --outdir $(WHEELS) $$plugin || exit 1; done
+	$(BIN)/python -m build --sdist --outdir $(WHEELS) plugins/aarch64_neon
+	@if command -v aarch64-linux-gnu-g++ >/dev/null; then \
+		$(BIN)/python plugins/aarch64_neon/checks/cross_build.py $(WHEELS); \
+	elif [ "$$(uname -m)" = aarch64 ] || [ "$$(uname -m)" = arm64 ]; then \
+		$(BIN)/python -m build --wheel --outdir $(WHEELS) plugins/aarch64_neon; \
+	else echo "no wheel for AArch64: aarch64-linux-gnu-g++ is not installed"; fi
 
 clean:
 	rm -rf $(VENV) build $(WHEELS) plugins/*/build

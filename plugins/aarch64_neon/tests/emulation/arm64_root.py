@@ -20,7 +20,6 @@ from pathlib import Path
 import click
 
 REPOSITORY = Path(__file__).resolve().parents[4]
-PLUGIN = REPOSITORY / "plugins" / "aarch64_neon"
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 TOOLS = ("mmdebstrap", "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++")
 DEBIAN_PACKAGES = "python3,libgomp1,libstdc++6"
@@ -72,12 +71,11 @@ def _sources() -> tuple[str, Path]:
 
 
 class Arm64Root:
-    """The folder: ``rootfs`` (Debian), ``site`` (Python packages), ``int8moe`` (this checkout), ``python``."""
+    """The folder: ``rootfs`` (Debian), ``site`` (Python packages), ``int8moe`` (this checkout), ``models``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.rootfs, self.site, self.own = (self.folder / name for name in ("rootfs", "site", "int8moe"))
-        self.python = self.folder / "python"
 
     @property
     def python_version(self) -> str:
@@ -129,25 +127,41 @@ class Arm64Root:
         shutil.rmtree(self.own, ignore_errors=True)
         partial.rename(self.own)
 
-    def make_python(self) -> None:
-        """A script that is ``sys.executable`` of the emulated Python, too, so that it can start others of its kind."""
-        program = self.rootfs / "usr" / "bin" / f"python{self.python_version}"
-        script = f'#!/bin/sh\nexec "{_emulator()}" -0 "$0" -L "{self.rootfs}" "{program}" "$@"\n'
-        partial = self.python.with_suffix(".partial")
-        partial.write_text(script)
-        partial.chmod(0o755)
-        partial.rename(self.python)
-
-    def environment(self, model: str) -> dict[str, str]:
-        """What the script needs in its environment."""
+    def environment(self) -> dict[str, str]:
+        """What the emulated Python needs in its environment."""
         return {
-            "QEMU_CPU": model,
             "PYTHONHOME": str(self.rootfs / "usr"),
             "PYTHONPATH": os.pathsep.join(map(str, (self.own, self.site))),
         }
 
-    def describe_model(self, model: str) -> None:
-        """Write the model's feature words to /proc/cpuinfo, which older QEMUs would take from this machine."""
+    def python(self, model: str) -> Path:
+        """A script that runs the system's Python on a model of a CPU.
+
+        It is ``sys.executable`` there, so that Python can start others of its kind. Each model has the system by links,
+        and a /proc/cpuinfo of its own, which older QEMUs would take from this machine.
+        """
+        place = self.folder / "models" / re.sub(r"\W+", "-", model)
+        if place.exists():
+            return place / "python"
+        place.parent.mkdir(exist_ok=True)
+        partial = place.with_suffix(f".{os.getpid()}")
+        (partial / "proc").mkdir(parents=True)
+        for entry in self.rootfs.iterdir():
+            if entry.name != "proc":
+                (partial / entry.name).symlink_to(entry)
+        (partial / "proc" / "cpuinfo").write_text(f"processor\t: 0\nFeatures\t: {' '.join(self._words(model))}\n")
+        program = self.rootfs / "usr" / "bin" / f"python{self.python_version}"
+        script = partial / "python"
+        script.write_text(f'#!/bin/sh\nexec "{_emulator()}" -cpu "{model}" -0 "$0" -L "{place}" "{program}" "$@"\n')
+        script.chmod(0o755)
+        try:
+            partial.rename(place)
+        except OSError:  # another process made it meanwhile
+            shutil.rmtree(partial)
+        return place / "python"
+
+    def _words(self, model: str) -> list[str]:
+        """A model's feature words, by what it tells the C library."""
         loader = self.rootfs / "lib" / "ld-linux-aarch64.so.1"
         text = _run(_emulator(), "-cpu", model, "-L", self.rootfs, loader, "--list-diagnostics")
         words = []
@@ -156,11 +170,7 @@ class Arm64Root:
             if match is None:
                 raise click.ClickException(f"{loader} states no {name}")
             words += [word for bit, word in table.items() if int(match[1], 16) >> bit & 1]
-        proc = self.rootfs / "proc"
-        proc.mkdir(exist_ok=True)
-        partial = proc / f"cpuinfo.{os.getpid()}"
-        partial.write_text(f"processor\t: 0\nFeatures\t: {' '.join(words)}\n")
-        partial.rename(proc / "cpuinfo")
+        return words
 
 
 @click.group(help=__doc__.partition("\n")[0] if __doc__ else None)
@@ -179,7 +189,7 @@ def make(folder: Path) -> None:
         )
     root = Arm64Root(folder)
     root.folder.mkdir(parents=True, exist_ok=True)
-    for step in (root.make_system, root.make_packages, root.make_int8moe, root.make_python):
+    for step in (root.make_system, root.make_packages, root.make_int8moe):
         step()
     click.echo(f"{root.folder}: Python {root.python_version}, {TORCH}")
 
@@ -189,12 +199,12 @@ def make(folder: Path) -> None:
 @click.option("--model", default="max,sve=off", show_default=True, help="One of QEMU's CPU models.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(folder: Path, model: str, arguments: tuple[str, ...]) -> None:
-    """Run FOLDER's Python with ARGUMENTS. One model at a time."""
+    """Run FOLDER's Python with ARGUMENTS."""
     root = Arm64Root(folder)
-    if not root.python.exists():
+    if not all(part.exists() for part in (root.rootfs, root.site, root.own)):
         raise click.ClickException(f"{folder} is not complete: make it first")
-    root.describe_model(model)
-    os.execve(root.python, [str(root.python), *arguments], {**os.environ, **root.environment(model)})
+    python = root.python(model)
+    os.execve(python, [str(python), *arguments], {**os.environ, **root.environment()})
 
 
 if __name__ == "__main__":
