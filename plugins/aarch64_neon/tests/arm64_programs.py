@@ -43,7 +43,7 @@ def refusal() -> str | None:
 
 
 def build(folder: Path) -> None:
-    """Build check_vectors, check_offsets and print_facts, statically linked, in ``folder``."""
+    """Build the programs of CMakeLists.txt's INT8MOE_BUILD_CHECKS, statically linked, in ``folder``."""
     cmake = _find("cmake")
     assert cmake is not None
     options = {

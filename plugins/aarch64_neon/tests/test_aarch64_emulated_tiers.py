@@ -65,6 +65,16 @@ def test_offsets_beyond_32_bits(programs: Path, tier: str):
     assert "w13 of 4587520000 bytes, 0 of 3 far experts differ, 0 zeros" in done.stdout
 
 
+@pytest.mark.parametrize("tier", probe.TIERS)
+def test_limits_can_be_measured(programs: Path, tier: str):
+    done = run("max", programs / "print_limits", tier)
+    assert done.returncode == 0, done.stderr
+    once, thrice, found = map(int, done.stdout.split())
+    assert once > 0
+    assert thrice == 3 * once
+    assert found == 7
+
+
 @pytest.mark.parametrize("model", REFUSALS)
 def test_probe_on_each_model(programs: Path, model: str):
     done = run(model, programs / "print_facts")
