@@ -61,8 +61,8 @@ class BoundKernel:
         distribution: where it is from.
         layout: what its packing produced in the self-test; None where that did not run.
         apply, process_weights_after_loading: the required hooks.
-        apply_rows, restore_weights, release_scratch, packed_expert_nbytes, run_peak, read_memory: the optional
-            ones, or None.
+        apply_rows, restore_weights, release_scratch, packed_expert_nbytes, run_peak, read_memory, tune: the
+            optional ones, or None.
     """
 
     def __init__(self, candidate: Candidate, implementation: Any) -> None:
@@ -80,6 +80,7 @@ class BoundKernel:
         self.release_scratch: Callable[[], None] | None = getattr(implementation, "release_scratch", None)
         self.run_peak: Callable[[int], int] | None = getattr(implementation, "run_peak", None)
         self.read_memory: Callable[[torch.Tensor], None] | None = getattr(implementation, "read_memory", None)
+        self.tune: Callable[..., dict[str, str]] | None = getattr(implementation, "tune", None)
         self.layout: WeightLayout | None = None
         self._is_supported: Callable[..., Any] | None = getattr(implementation, "is_supported_config", None)
 
@@ -191,10 +192,8 @@ def bind(name: str, config: MoEConfig | None = None) -> BoundKernel:
 def _self_tested_layout(bound: BoundKernel, config: MoEConfig | None) -> WeightLayout | None:
     """The layout that the kernel's packing makes, once it has given the known answer.
 
-    None where it could not be asked: it is for another device, or refuses every config that is small enough.
+    None where it could not be asked: it refuses every config that is small enough.
     """
-    if bound.spec.device != "cpu":  # proved by `int8moe verify`, on its own ground
-        return None
     for question in self_test_configs(bound.spec, config):
         if bound.refusal(question, this_host()) is None:
             return self_test(bound, question)

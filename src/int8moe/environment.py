@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 from .errors import ConfigError
 from .near_names import near_names
@@ -15,7 +16,7 @@ VARIABLES = {
     "INT8MOE_STRICT": "1: a broken plugin raises instead of being listed",
     "INT8MOE_MAX_ISA": "highest instruction-set tier that may be used",
     "INT8MOE_NUM_THREADS": "workers per parallel region",
-    "INT8MOE_CACHE_DIR": "folder of packed layers; without it the user's cache folder",
+    "INT8MOE_CACHE_DIR": "folder of packed layers and tuned files; without it the user's cache folder",
     "INT8MOE_TRANSFORMERS_UNTESTED": "1: accept a version of transformers that int8moe was not tested with",
     "INT8MOE_LOG": "debug, info, warning or error",
 }
@@ -52,6 +53,16 @@ def num_threads_setting() -> int | None:
     if not value.isdecimal() or not 1 <= int(value) <= 4096:
         raise ConfigError(f"INT8MOE_NUM_THREADS={value!r}: set a whole number from 1 to 4096, or unset it")
     return int(value)
+
+
+def cache_directory() -> Path:
+    """INT8MOE_CACHE_DIR, or the user's cache folder as this system has it."""
+    named = text("INT8MOE_CACHE_DIR")
+    if named is not None:
+        return Path(named).expanduser()
+    import platformdirs
+
+    return platformdirs.user_cache_path("int8moe", appauthor=False)
 
 
 def log_level() -> str | None:

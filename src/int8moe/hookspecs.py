@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from .contracts import HostInfo, KernelSpec, MoEConfig, Supported, Unsupported, WeightLayout
@@ -98,6 +100,22 @@ class FusedMoEExperts:
     @hookspec(firstresult=True)
     def read_memory(self, buffer: torch.Tensor) -> None:
         """Optional, for benchmarks: read every byte of a contiguous uint8 ``buffer`` once, in those threads."""
+
+    @hookspec(firstresult=True)
+    def tune(  # type: ignore[empty-body]
+        self, config: MoEConfig, tokens: tuple[int, ...], report: Callable[[str], None]
+    ) -> dict[str, str]:
+        """Optional: measure what is fastest for a layer on this machine, for ``int8moe tune``.
+
+        Args:
+            config: the layer.
+            tokens: numbers of tokens of a call, to measure with.
+            report: is told what was found, a line each.
+
+        Returns:
+            {file name: text}. The caller writes them to ``int8moe.tuned_files.tuned_folder(namespace)``, where the
+            kernel looks for them.
+        """
 
     @hookspec(firstresult=True)
     def restore_weights(self, layer: ExpertWeights) -> None:

@@ -75,7 +75,8 @@ def self_test(kernel: TestedKernel, config: MoEConfig) -> WeightLayout:
     }
     if config.has_bias:
         tensors |= {"w13_bias": floats(experts, rows), "w2_bias": floats(experts, hidden)}
-    weights = ExpertWeights(config)
+    device = kernel.spec.device
+    weights = ExpertWeights(config, device=device)
     weights.allocate(kernel.packed_expert_nbytes(config) if kernel.packed_expert_nbytes else None)
     weights.load(**tensors)
     layout = weights.pack(kernel, expected_layout=kernel.spec.layout)
@@ -91,8 +92,8 @@ def self_test(kernel: TestedKernel, config: MoEConfig) -> WeightLayout:
         tokens = len(ids)
         hidden_states = torch.randn(tokens, hidden, generator=generator, dtype=torch.float32).to(dtype)
         topk_weights = torch.rand(tokens, config.top_k, generator=generator, dtype=torch.float32)
-        out = torch.empty(tokens, hidden, dtype=dtype)
-        kernel.apply(weights, hidden_states, topk_weights, ids, out)
+        out = torch.empty(tokens, hidden, dtype=dtype, device=device)
+        kernel.apply(weights, hidden_states.to(device), topk_weights.to(device), ids.to(device), out)
         expected = reference.fused_experts(
             hidden_states,
             topk_weights=topk_weights,
@@ -103,7 +104,7 @@ def self_test(kernel: TestedKernel, config: MoEConfig) -> WeightLayout:
             **tensors,
         )
         try:
-            assert_matches(kernel.spec.numerics, out, expected)
+            assert_matches(kernel.spec.numerics, out.cpu(), expected)
         except AssertionError as error:
             raise PluginLoadError(f"it declares {kernel.spec.numerics}, but against the reference {error}") from None
     return layout

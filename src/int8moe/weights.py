@@ -89,7 +89,10 @@ class ExpertWeights(nn.Module):
         self._home = torch.device(device)
         for name in PARAMETERS:
             self.register_buffer(name, None)
-        self.register_buffer("expert_map", expert_map, persistent=False)
+        # Beside the weights: a kernel that fetched it at a call would wait for the device.
+        self.register_buffer(
+            "expert_map", None if expert_map is None else expert_map.to(self._home), persistent=False
+        )
         self.aux = AuxTensors()
 
     # ---- layout ------------------------------------------------------------------------------------------

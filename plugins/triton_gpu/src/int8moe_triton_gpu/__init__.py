@@ -1,0 +1,1 @@
+"""INT8 fused experts for GPUs in Triton: kernel ``grouped_gemm``, on the canonical layout."""
