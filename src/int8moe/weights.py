@@ -90,9 +90,7 @@ class ExpertWeights(nn.Module):
         for name in PARAMETERS:
             self.register_buffer(name, None)
         # Beside the weights: a kernel that fetched it at a call would wait for the device.
-        self.register_buffer(
-            "expert_map", None if expert_map is None else expert_map.to(self._home), persistent=False
-        )
+        self.register_buffer("expert_map", None if expert_map is None else expert_map.to(self._home), persistent=False)
         self.aux = AuxTensors()
 
     # ---- layout ------------------------------------------------------------------------------------------

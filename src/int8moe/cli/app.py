@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "generate": ("generate", "Continue a text with a whole model, its experts in INT8."),
     "eval": ("eval", "Bits per byte and perplexity of a text."),
     "bench": ("bench", "Time one MoE layer against the roofline of this machine."),
+    "tune": ("tune", "Let a kernel measure what is fastest for a layer on this machine, and keep it."),
     "pack": ("pack", "Write the packed layers of a checkpoint to disk, so that loading only reads them."),
     "quantize": ("quantize", "Make a compressed-tensors W8A8 checkpoint of an unquantised one."),
     "new-plugin": ("new_plugin", "Write a kernel plugin that works, to be made one's own."),

@@ -21,7 +21,7 @@ _MOST_POINTS = 256
 _PLOT_FORMATS = (".svg", ".png")
 
 
-def _token_counts(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+def token_counts(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
     """``1,4,16`` or ``1-8`` as numbers, each once, in ascending order."""
     counts: set[int] = set()
     for word in value.split(","):
@@ -82,7 +82,7 @@ def _json_file(ctx: click.Context, parameter: click.Parameter, value: str | None
               help=f"A model ({', '.join(SHAPES)}), or numbers: {NUMBERS}.")  # fmt: skip
 @click.option("--activation", metavar="NAME", callback=_one_of_the_contract, help="Instead of the shape's own.")
 @click.option("--num-experts", type=click.IntRange(min=1), metavar="N", help="Only N of the shape's experts.")
-@click.option("--tokens", default="1,4,16,64,256", show_default=True, metavar="M,M|M-M", callback=_token_counts,
+@click.option("--tokens", default="1,4,16,64,256", show_default=True, metavar="M,M|M-M", callback=token_counts,
               help="Tokens of a call, one point each.")  # fmt: skip
 @click.option("--kernel", "kernels", multiple=True, metavar="NAME",
               help="May be repeated: all are compared with the first. The same twice is a noise check.")  # fmt: skip

@@ -16,11 +16,13 @@ class Device(NamedTuple):
 
     Attributes:
         kind: "cuda" or "hip", the kind of compiler; "interpreter" on CPU tensors.
+        family: whose default tiles it takes, a key of tiles.json.
         name: as the driver calls it.
         architecture: as the compiler calls it: "sm_90", "gfx942".
     """
 
     kind: str
+    family: str
     name: str
     architecture: str
 
@@ -28,11 +30,12 @@ class Device(NamedTuple):
 def find_device(device: torch.device) -> Device:
     """What a tensor's device is."""
     if device.type == "cpu":
-        return Device("interpreter", "interpreter", "interpreter")
+        return Device("interpreter", "interpreter", "interpreter", "interpreter")
     found = torch.cuda.get_device_properties(device)
     if torch.version.hip:
-        return Device("hip", found.name, found.gcnArchName.partition(":")[0])
-    return Device("cuda", found.name, f"sm_{found.major}{found.minor}")
+        architecture = found.gcnArchName.partition(":")[0]
+        return Device("hip", architecture, found.name, architecture)
+    return Device("cuda", "sm_80" if found.major < 9 else "sm_90", found.name, f"sm_{found.major}{found.minor}")
 
 
 def refusal(device: Device) -> str | None:

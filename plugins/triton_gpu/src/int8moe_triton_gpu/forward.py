@@ -190,9 +190,7 @@ def unweighted_rows(
             BLOCKS=piece,
             **COMPILE,
         )
-        place_slots[(_divided(slots, _SLOTS),)](
-            expert_of_slot, next_row, slot_of_row, slots, SLOTS=_SLOTS, **COMPILE
-        )
+        place_slots[(_divided(slots, _SLOTS),)](expert_of_slot, next_row, slot_of_row, slots, SLOTS=_SLOTS, **COMPILE)
     routed = expert_of_block, slot_of_row, blocks
     h = torch.empty((slots, layer.inner), dtype=torch.float32, device=device)
     y = torch.empty((slots, layer.hidden), dtype=torch.float32, device=device) if out is None else out
@@ -249,9 +247,7 @@ def _gemm(
     )
 
 
-def _combine(
-    layer: Layer, y: Tensor, ids: Tensor, expert_of_slot: Tensor, weights: Tensor | None, out: Tensor
-) -> None:
+def _combine(layer: Layer, y: Tensor, ids: Tensor, expert_of_slot: Tensor, weights: Tensor | None, out: Tensor) -> None:
     tokens, top_k = ids.shape
     height, width = _cut(tokens, layer.hidden, layer.steps.elements)
     combine[(_divided(tokens, height), _divided(layer.hidden, width))](

@@ -1,4 +1,4 @@
-"""What this machine and environment offer, as data: Facts, and why the kernel is refused. Imports neither torch nor triton.
+"""What this machine and environment offer, as Facts, and why the kernel is refused. Imports no torch and no triton.
 
 Nothing here starts a driver: a process that has, cannot use it in a child of fork. Which architecture the device has is
 asked when a kernel is chosen (see :mod:`.devices`).

@@ -3,7 +3,7 @@
 A tile changes the time of a call and never its bits. Two sources, in this order:
 
 1. a file that ``int8moe tune`` wrote for this device and layer (see :mod:`.tuned`);
-2. ``tiles.json`` of this package: per kind of device, guarded by the budgets that the ahead-of-time check holds.
+2. ``tiles.json`` of this package: per family of devices, guarded by the budgets that the ahead-of-time check holds.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ class Choice(NamedTuple):
 
 
 @cache
-def default_steps(kind: str) -> Steps:
-    """The steps of ``tiles.json`` for a kind of device: "cuda", "hip" or "interpreter"."""
+def default_steps(family: str) -> Steps:
+    """The steps of ``tiles.json`` for a family of devices: "sm_80", "sm_90", "gfx942" or "interpreter"."""
     table = json.loads(resources.files(__package__).joinpath("tiles.json").read_text(encoding="utf-8"))
-    if kind not in table:
-        raise ConfigError(f"tiles.json has no kind of device {kind!r}; it has {', '.join(table)}")
-    return Steps.model_validate(table[kind])
+    if family not in table:
+        raise ConfigError(f"tiles.json has no family of devices {family!r}; it has {', '.join(table)}")
+    return Steps.model_validate(table[family])

@@ -1,8 +1,8 @@
 """Tuned tiles: a JSON file for each device and layer, found once, and the defaults where there is none.
 
-``int8moe tune`` writes ``<architecture>-<device>-E<E>-I<I>-H<H>.json``. It is looked for in the folder of tuned files of this user
-(:func:`int8moe.tuned_files.tuned_folder`), then in ``tuned/`` of this package, which holds those that were measured for
-everybody: none yet. Otherwise ``tiles.json`` serves, and the log says so.
+``int8moe tune`` writes ``<architecture>-<device>-E<E>-I<I>-H<H>.json``. It is looked for in this user's folder of tuned
+files (:func:`int8moe.tuned_files.tuned_folder`), then in ``tuned/`` of this package, for files that were measured for
+everybody: there is none yet. Otherwise ``tiles.json`` serves, and the log says so.
 """
 
 from __future__ import annotations
@@ -93,4 +93,4 @@ def _steps_for(device: Device, experts: int, inner: int, hidden: int) -> Steps:
         "no tuned tiles for E %d, I %d, H %d on %s (%s): the defaults serve; `int8moe tune` measures",
         experts, inner, hidden, device.name, name,
     )  # fmt: skip
-    return default_steps(device.kind)
+    return default_steps(device.family)

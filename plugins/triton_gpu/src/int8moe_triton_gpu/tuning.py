@@ -53,7 +53,7 @@ def tune(config: MoEConfig, tokens: tuple[int, ...], report: Callable[[str], Non
     place = torch.device("cuda", torch.cuda.current_device())
     device = find_device(place)
     layer = _random_layer(config, place)
-    defaults = default_steps(device.kind)
+    defaults = default_steps(device.family)
     one_row = defaults.one_row
     found: dict[int, Step] = {}
     microseconds: dict[str, float] = {}
@@ -85,9 +85,7 @@ def tune(config: MoEConfig, tokens: tuple[int, ...], report: Callable[[str], Non
 
 def _ascending(found: dict[int, Step]) -> tuple[Step, ...]:
     rows = sorted(found)
-    return tuple(
-        found[row].model_copy(update={"rows_per_expert": None if row == rows[-1] else row}) for row in rows
-    )
+    return tuple(found[row].model_copy(update={"rows_per_expert": None if row == rows[-1] else row}) for row in rows)
 
 
 def _best(layer: forward.Layer, config: MoEConfig, tokens: int, device: Device, few: bool) -> Timed:
@@ -170,5 +168,5 @@ def _random_layer(config: MoEConfig, device: torch.device) -> forward.Layer:
         gated=config.is_gated,
         alpha=config.swiglu_alpha,
         limit=config.swiglu_limit,
-        steps=default_steps(find_device(device).kind),
+        steps=default_steps(find_device(device).family),
     )

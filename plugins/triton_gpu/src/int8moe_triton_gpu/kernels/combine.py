@@ -28,7 +28,7 @@ def combine(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """y fp32 ``[M * k, columns]`` -> out ``[M, columns]``; slots of expert -1 are left out, never multiplied by 0.
+    """Y fp32 ``[M * k, columns]`` -> out ``[M, columns]``; slots of expert -1 are left out, never multiplied by 0.
 
     HAS_WEIGHT is off where the router weight was applied on the input. ROWS tokens a program.
     """

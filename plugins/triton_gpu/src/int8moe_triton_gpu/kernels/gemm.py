@@ -21,6 +21,16 @@ def _weight_tile(w_ptr, row_start, k, K, EVEN_K: tl.constexpr):
 
 
 @triton.jit
+def _activation_tile(q_rows, k, K, EVEN_K: tl.constexpr):
+    """int8 ``[BLOCK_M, BLOCK_K]`` of the quantised rows that q_rows ``[BLOCK_M, 1]`` points to."""
+    pointers = q_rows + k[None, :]
+    if EVEN_K:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=(k < K)[None, :], other=0)
+
+
+@triton.jit
 def _dequantize(acc, row_scale, w_scale_ptr, bias_ptr, at, mask, HAS_BIAS: tl.constexpr):
     """(fp32(acc) * row_scale) * weight_scale, then + bias; ``at`` indexes scale and bias by column."""
     d = (acc.to(tl.float32) * row_scale[:, None]) * tl.load(w_scale_ptr + at, mask=mask, other=0.0)[None, :]
@@ -57,7 +67,7 @@ def grouped_gemm(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """out fp32 ``[slots, N]`` of q int8 ``[slots / slots_per_row, K]`` and w int8 ``[E, N or 2 N, K]``.
+    """Out fp32 ``[slots, N]`` of q int8 ``[slots / slots_per_row, K]`` and w int8 ``[E, N or 2 N, K]``.
 
     ACTIVATION "" is step 7 (dequantise), any other steps 3 to 5; GATED: w holds N rows of the gate, then N of up.
     ONE_ROW: block b is slot b alone, for few tokens; otherwise its slots stand in slot_of_row.
@@ -93,10 +103,7 @@ def grouped_gemm(
     up_ptr = w_ptr + tl.cast(N, tl.int64) * K
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        if EVEN_K:
-            q = tl.load(q_rows + k[None, :])
-        else:
-            q = tl.load(q_rows + k[None, :], mask=(k < K)[None, :], other=0)
+        q = _activation_tile(q_rows, k, K, EVEN_K)
         acc = tl.dot(q, _weight_tile(w_ptr, row_start, k, K, EVEN_K), acc)
         if GATED:
             acc_up = tl.dot(q, _weight_tile(up_ptr, row_start, k, K, EVEN_K), acc_up)

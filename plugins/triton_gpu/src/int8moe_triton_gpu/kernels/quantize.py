@@ -35,7 +35,7 @@ def quantize_rows(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """x ``[rows, columns]`` -> q int8 ``[rows, columns]``, scale fp32 ``[rows]``; ROWS rows a program.
+    """X ``[rows, columns]`` -> q int8 ``[rows, columns]``, scale fp32 ``[rows]``; ROWS rows a program.
 
     factor fp32 ``[rows]`` multiplies a row first (router weight on the input).
     """

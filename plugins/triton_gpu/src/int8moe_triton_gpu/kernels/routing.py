@@ -24,7 +24,7 @@ def place_experts(
     COUNT: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """topk_ids ``[M, k]`` -> expert_of_slot int32 ``[M * k]``: the local expert, or -1 where the slot contributes nothing.
+    """topk_ids ``[M, k]`` -> expert_of_slot int32 ``[M * k]``: the local expert, or -1 for a slot that is left out.
 
     COUNT: counts int32 ``[local_experts]`` (zeros) get how many slots each expert has.
     """

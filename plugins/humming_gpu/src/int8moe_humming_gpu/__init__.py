@@ -1,0 +1,1 @@
+"""An adapter to the INT8 grouped GEMM of the package humming-kernels, for NVIDIA GPUs."""
