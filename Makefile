@@ -8,7 +8,7 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
 TORCH ?= torch==2.13.0
-PLUGINS := plugins/x86_vnni plugins/aarch64_neon
+PLUGINS := plugins/x86_vnni plugins/aarch64_neon plugins/triton_gpu plugins/humming_gpu
 CHECKPOINT ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
@@ -21,7 +21,7 @@ READY := $(VENV)/.ready
 NATIVE := $(shell find src/int8moe/include plugins/*/csrc plugins/*/CMakeLists.txt -type f 2>/dev/null)
 METADATA := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test setup lint types conformance-all arm64-root conformance-arm64 wheels clean
+.PHONY: run test setup lint types conformance-all arm64-root conformance-arm64 triton-check gpu-check wheels clean
 
 setup: $(READY)
 
@@ -62,6 +62,24 @@ conformance-arm64: arm64-root
 	INT8MOE_TEST_ARM64=$(abspath $(ARM64)) INT8MOE_TEST_ARM64_GRID=$(GRID) $(BIN)/python -m pytest -n $(WORKERS) \
 		plugins/aarch64_neon/tests/test_aarch64_emulated_python.py $(PYTEST_ARGS)
 
+# The Triton kernels without a GPU: their code interpreted on CPU tensors, and compiled for GPUs that are not here.
+# triton is 1 GB and not a dependency: this installs it, without what it would bring, in an environment beside.
+TRITON ?= triton==3.9.0
+TRITON_VENV ?= $(VENV)-triton
+
+triton-check: setup
+	$(PYTHON) -m venv $(TRITON_VENV)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_paths()['purelib'])" > \
+		"$$($(TRITON_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")/base.pth"
+	$(TRITON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TRITON)" humming-kernels==0.1.20
+	TRITON_INTERPRET=1 $(TRITON_VENV)/bin/python -m pytest -q -n $(WORKERS) plugins/triton_gpu/tests $(PYTEST_ARGS)
+	$(TRITON_VENV)/bin/python -m pytest -q -n $(WORKERS) plugins/triton_gpu/tests plugins/humming_gpu/tests $(PYTEST_ARGS)
+
+# What takes a device, in at most six minutes: installs nothing from a network, and says "skipped" with the reason
+# where there is no device or no triton. PYTHON is the environment that has torch for the device, triton and int8moe.
+gpu-check:
+	$(PYTHON) plugins/triton_gpu/checks/gpu_check.py
+
 # Where the cross compiler is installed, the wheel for AArch64 is built on a machine of any kind.
 wheels: setup
 	$(BIN)/python -m build --outdir $(WHEELS) .
@@ -75,4 +93,4 @@ wheels: setup
 	else echo "no wheel for AArch64: aarch64-linux-gnu-g++ is not installed"; fi
 
 clean:
-	rm -rf $(VENV) build $(WHEELS) plugins/*/build
+	rm -rf $(VENV) $(TRITON_VENV) build $(WHEELS) plugins/*/build

@@ -234,3 +234,16 @@ def test_the_pytest_plugin_is_light():
     )
     run = run_python("-c", code)
     assert run.returncode == 0, run.stderr
+
+
+def test_a_copy_for_another_device_keeps_its_strides():
+    """A kernel of another device meets the views that a case makes, not their contiguous copies."""
+    from int8moe.testing.groups.strides import VIEWS
+    from int8moe.testing.target import copy_with_strides
+
+    values = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    for name, view in VIEWS.items():
+        there = copy_with_strides(view(values), "meta")
+        assert there.device.type == "meta", name
+        assert (there.shape, there.stride()) == (view(values).shape, view(values).stride()), name
+        assert_same_bits(copy_with_strides(view(values), "cpu"), view(values), name)

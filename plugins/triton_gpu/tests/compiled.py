@@ -15,14 +15,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from int8moe.contracts import MoEConfig
-from int8moe_triton_gpu import forward
+from int8moe_triton_gpu import probe
 from int8moe_triton_gpu.tiles import default_steps
+
+triton = pytest.importorskip("triton", reason="triton is not installed (make triton-check installs it)")
+if probe.read_facts().interpreted:
+    pytest.skip("compiles, which TRITON_INTERPRET=1 forbids (make triton-check runs both)", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from int8moe_triton_gpu import forward  # noqa: E402
 
 KERNELS = ("quantize_rows", "place_experts", "lay_out_blocks", "place_slots", "grouped_gemm", "combine")
 TARGETS = {

@@ -14,6 +14,11 @@ import pytest
 from int8moe.testing.case import Case, CaseSkipped
 from int8moe.testing.groups import collect_cases
 from int8moe.testing.target import Target
+from int8moe_triton_gpu import probe
+
+pytest.importorskip("triton", reason="triton is not installed (make triton-check installs it)")
+if not probe.read_facts().interpreted:
+    pytest.skip("needs TRITON_INTERPRET=1 (make triton-check runs both)", allow_module_level=True)
 
 KERNEL = "triton_gpu.grouped_gemm"
 GROUPS = ("declaration", "integers", "bits", "routing", "batch", "strides", "special", "rows")

@@ -30,6 +30,15 @@ def test_every_number_of_rows_has_a_tile(family: str) -> None:
     steps.step(10**6, 0)  # a rank without an expert
 
 
+def test_a_depth_that_loads_byte_by_byte_takes_a_small_tile() -> None:
+    steps = default_steps("sm_90")
+    tile = steps.sorted[-1].down
+    assert steps.fitted(tile, 2880) == tile
+    small = steps.fitted(tile, 100)
+    assert (small.block_m, small.block_n, small.block_k) == (tile.block_m, 32, 32)
+    assert default_steps("interpreter").fitted(tile, 100) == tile
+
+
 def test_unknown_family_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="sm_80, sm_90, gfx942, interpreter"):
         default_steps("sm_12")

@@ -57,6 +57,13 @@ def _left(what: str, declared: Iterable[T], wanted: Collection[str]) -> list[T]:
     return names
 
 
+def copy_with_strides(tensor: Tensor, device: str) -> Tensor:
+    """Copy the whole storage, and look at it as ``tensor`` does; ``Tensor.to`` would close the gaps."""
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    storage = tensor.detach().as_strided((elements,), (1,), 0).to(device)
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 class Target:
     """One registered kernel.
 
@@ -169,13 +176,23 @@ class Target:
         return layer
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """Copy to the kernel's device; on the CPU the tensor itself."""
-        return tensor if self.spec.device == "cpu" else tensor.to(self.spec.device)
+        """Copy to the kernel's device, strides and all; on the CPU the tensor itself."""
+        return tensor if self.spec.device == "cpu" else copy_with_strides(tensor, self.spec.device)
 
     def forward(self, layer: FusedMoE, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """Call the layer without autograd and bring the result to the CPU."""
         with torch.no_grad():
             output = layer(*map(self.to_device, (hidden_states, topk_weights, topk_ids)))
+        result: Tensor = output.cpu()
+        return result
+
+    def forward_rows(
+        self, layer: FusedMoE, rows: Tensor, num_tokens_per_expert: Tensor, row_scales: Tensor | None = None
+    ) -> Tensor:
+        """Call ``forward_sorted`` on rows of the CPU, whatever their strides, and bring the result back."""
+        scales = None if row_scales is None else self.to_device(row_scales)
+        with torch.no_grad():
+            output = layer.forward_sorted(self.to_device(rows), num_tokens_per_expert, row_scales=scales)
         result: Tensor = output.cpu()
         return result
 

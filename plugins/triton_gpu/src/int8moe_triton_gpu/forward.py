@@ -15,13 +15,12 @@ from .kernels.combine import combine
 from .kernels.gemm import grouped_gemm
 from .kernels.quantize import quantize_rows
 from .kernels.routing import lay_out_blocks, place_experts, place_slots
-from .tiles import Steps, Tile
+from .tiles import ALIGNMENT, Steps, Tile
 
 SCRATCH_BYTES = 512 * 2**20
 """More tokens than fit into so much scratch are taken in chunks: the result of a chunk depends on its rows alone."""
 
 _SLOTS = 256  # a program of the routing kernels
-_ALIGNMENT = 16  # bytes; a row of int8 begins on it, so that a load takes 16 of them
 
 # No fused multiply-add, in any launch: docs/numerics.md has a rounding after each multiply.
 COMPILE = {"enable_fp_fusion": False}
@@ -215,6 +214,7 @@ def _gemm(
 ) -> None:
     expert_of_block, slot_of_row, blocks = routed
     columns, depth = out.shape[1], weight.shape[2]
+    tile = layer.steps.fitted(tile, depth)
     grouped_gemm[(blocks * _divided(columns, tile.block_n),)](
         q,
         q.stride(0),
@@ -287,7 +287,7 @@ def _format(tensor: Tensor) -> str:
 
 
 def _padded(columns: int) -> int:
-    return -(-columns // _ALIGNMENT) * _ALIGNMENT
+    return -(-columns // ALIGNMENT) * ALIGNMENT
 
 
 def _divided(length: int, piece: int) -> int:

@@ -19,6 +19,9 @@ from int8moe.errors import ConfigError
 
 SCHEMA = 1
 
+ALIGNMENT = 16
+"""Bytes of one load; a row of int8 that begins on it is read by so many."""
+
 _Edge = Annotated[int, Field(ge=16, le=512)]
 
 
@@ -81,6 +84,8 @@ class Steps(BaseModel):
         one_row: the tiles for that; its rows_per_expert is not read.
         sorted: for more, by ascending rows_per_expert; the last takes any number.
         elements: how many a program of the elementwise kernels takes at a time, a power of two.
+        unaligned_edge: block_n and block_k at most, for a depth that is no multiple of 16: each int8 is loaded by
+            itself then, and a larger tile would not fit into registers. None = as it is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,6 +94,7 @@ class Steps(BaseModel):
     one_row: Step
     sorted: tuple[Step, ...]
     elements: Annotated[int, Field(ge=256, le=2**20)]
+    unaligned_edge: _Edge | None
 
     def model_post_init(self, context: object) -> None:
         """Refuse steps that leave a number of rows without a tile."""
@@ -106,6 +112,13 @@ class Steps(BaseModel):
         rows = slots / max(experts, 1)
         step = next(s for s in self.sorted if s.rows_per_expert is None or rows <= s.rows_per_expert)
         return Choice(step, one_row=False)
+
+    def fitted(self, tile: Tile, depth: int) -> Tile:
+        """The tile for a GEMM of that depth."""
+        edge = self.unaligned_edge
+        if edge is None or depth % ALIGNMENT == 0:
+            return tile
+        return tile.model_copy(update={"block_n": min(tile.block_n, edge), "block_k": min(tile.block_k, edge)})
 
 
 class Choice(NamedTuple):

@@ -122,7 +122,7 @@ def _never_packed(target: Target) -> None:
     """A layer that is empty, loaded or reset refuses to run, naming kernel and layer."""
     config = target.config()
     inputs = target.inputs(config, 3)
-    empty = FusedMoE(config, kernel=target.name)
+    empty = FusedMoE(config, kernel=target.name, device=target.spec.device)
     loaded = target.layer(config, packed=False)
     reset = target.layer(config)
     reset.reset()
@@ -132,7 +132,7 @@ def _never_packed(target: Target) -> None:
         rows = inputs[0], torch.tensor([3, 0, 0, 0])
         refuses(WeightLayoutError, functools.partial(layer.forward_sorted, *rows), *words)
     refuses(WeightLayoutError, empty.process_weights_after_loading, "load_weights")
-    renamed = FusedMoE(config, kernel=target.name)
+    renamed = FusedMoE(config, kernel=target.name, device=target.spec.device)
     renamed.layer_name = "model.layers.7.mlp.experts"
     refuses(WeightLayoutError, functools.partial(renamed, *inputs), target.name, renamed.layer_name)
 
@@ -151,7 +151,7 @@ def _bad_weights(target: Target) -> None:
     """Missing, NaN, negative, infinite scales; wrong shapes and dtypes: by parameter and expert."""
     config = target.config(num_experts=8)
     experts = make_experts(config)
-    layer = FusedMoE(config, kernel=target.name)
+    layer = FusedMoE(config, kernel=target.name, device=target.spec.device)
     for name in ("w13_weight_scale", "w2_weight_scale"):
         for value in (float("nan"), -1.0, float("inf")):
             bad = experts.clone().tensors()

@@ -48,13 +48,13 @@ def _sorted_rows(target: Target, counts: str, activation: Activation, bias: bool
         kept = rows.clone()
         for threads_ in target.threads:
             context = f"{dtype}, threads {threads_}"
-            with threads(threads_), torch.no_grad():
-                target.match(layer.forward_sorted(rows, per_expert), expected, context)
-                actual = layer.forward_sorted(q, per_expert, row_scales=scales)
+            with threads(threads_):
+                target.match(target.forward_rows(layer, rows, per_expert), expected, context)
+                actual = target.forward_rows(layer, q, per_expert, scales)
                 target.match(actual, expected, f"int8 rows, {context}")
                 wide = torch.zeros(total, 80, dtype=dtype)[:, 5:72]
                 wide.copy_(rows)
-                target.match(layer.forward_sorted(wide, per_expert), expected, f"column slice, {context}")
+                target.match(target.forward_rows(layer, wide, per_expert), expected, f"column slice, {context}")
         assert_same_bits(rows, kept, "rows are unchanged")
 
 
@@ -68,8 +68,7 @@ def _special_scales(target: Target) -> None:
     q[5:] = torch.randint(-127, 128, (3, 256), generator=torch.Generator().manual_seed(54), dtype=torch.int8)
     scales = torch.tensor([1.0, 0.0, math.nan, 1e-38, 1e-3, 3e38, 1e-45, 0.02])
     expected = sorted_rows(experts, config, q, scales, [2, 0, 5, 1])
-    with torch.no_grad():
-        actual = layer.forward_sorted(q, torch.tensor([2, 0, 5, 1]), row_scales=scales)
+    actual = target.forward_rows(layer, q, torch.tensor([2, 0, 5, 1]), scales)
     target.match(actual, expected)
 
 
@@ -84,8 +83,7 @@ def _combine(target: Target) -> None:
     flat = ids.flatten().to(torch.int64)
     order = torch.argsort(flat, stable=True)
     counts = torch.bincount(flat, minlength=config.num_experts)
-    with torch.no_grad():
-        rows = layer.forward_sorted(x[order // config.top_k], counts)
+    rows = target.forward_rows(layer, x[order // config.top_k], counts)
     out = torch.zeros_like(x)
     for row, place in zip(rows, order.tolist(), strict=True):
         token, slot = divmod(place, config.top_k)

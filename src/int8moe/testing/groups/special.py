@@ -13,7 +13,7 @@ from torch import Tensor
 from ...contracts import Activation, MoEConfig
 from ..bits import assert_same_bits
 from ..case import Case, Grid, skip
-from ..makers import Experts, make_experts, make_hidden_states, make_layer, reference_output, threads
+from ..makers import Experts, make_experts, make_hidden_states, reference_output, threads
 from ..target import Target
 
 _FLT_MAX = torch.finfo(torch.float32).max
@@ -236,7 +236,7 @@ def _flushing_caller(target: Target, tokens: int) -> None:
                     actual = target.forward(layer, x, weights, ids)
                 assert _flushes(), "the caller's floating-point mode was not put back"
                 target.match(actual, expected, f"{x.dtype}, flushing, threads {count}")
-        packed_while_flushing = make_layer(config, kernel=target.name, experts=experts)
+        packed_while_flushing = target.layer(config, experts)
         x, weights, ids, expected = work[0]
         target.match(target.forward(packed_while_flushing, x, weights, ids), expected, "packed while flushing")
     finally:
