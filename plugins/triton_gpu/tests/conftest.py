@@ -8,4 +8,4 @@ def pytest_report_header() -> str:
     how = (
         "interpreted (TRITON_INTERPRET=1)" if facts.interpreted else "compiled; TRITON_INTERPRET=1 runs the other half"
     )
-    return f"int8moe-triton-gpu: triton {facts.triton or 'is not installed'}, kernels are {how}"
+    return f"int8moe-triton-gpu: triton {probe.triton_version() or 'is not installed'}, kernels are {how}"

@@ -122,7 +122,8 @@ def test_versions_are_read_from_the_modules_without_an_import(monkeypatch, tmp_p
         (tmp_path / module).mkdir()
         (tmp_path / module / "__init__.py").write_text("raise ImportError\n")
         (tmp_path / module / file).write_text(text)
-    code = "from int8moe_triton_gpu.probe import read_facts as r; print(r().triton, r().torch_build)"
+    (tmp_path / "nvidia0").touch()
+    code = f"from int8moe_triton_gpu.probe import read_facts as r; f = r({str(tmp_path)!r}); print(f.triton, f.torch_build)"
     folders = [str(tmp_path), *(path for path in sys.path if path)]
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {folders!r}; {code}"],

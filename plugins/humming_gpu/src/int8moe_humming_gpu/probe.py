@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from packaging.version import InvalidVersion, Version
-
 PACKAGE = "humming-kernels"
 OLDEST, FIRST_UNKNOWN = "0.1.20", "0.2"
 """The functions that are called were read in 0.1.20."""
@@ -33,17 +31,15 @@ class Facts(NamedTuple):
 
 
 def read_facts(dev: str | os.PathLike[str] = "/dev") -> Facts:
-    """Look at the device files and the installed packages; tests replace it."""
+    """Look at the device files and, where there is a device, at the installed packages; tests replace it."""
     devices = Path(dev)
+    if not (any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()):
+        return Facts()
     try:
         version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
         version = None
-    return Facts(
-        nvidia=any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists(),
-        torch_cuda=_torch_is_for_cuda(),
-        humming=version,
-    )
+    return Facts(nvidia=True, torch_cuda=_torch_is_for_cuda(), humming=version)
 
 
 def refusal(facts: Facts) -> str | None:
@@ -54,6 +50,8 @@ def refusal(facts: Facts) -> str | None:
         return "torch is not a build for CUDA: install torch's CUDA build"
     if facts.humming is None:
         return f"{PACKAGE} is not installed: pip install '{PACKAGE}>={OLDEST},<{FIRST_UNKNOWN}'"
+    from packaging.version import InvalidVersion, Version
+
     try:
         known = Version(OLDEST) <= Version(facts.humming) < Version(FIRST_UNKNOWN)
     except InvalidVersion:

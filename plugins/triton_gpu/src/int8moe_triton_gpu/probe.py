@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from packaging.version import InvalidVersion, Version
-
 OLDEST_TRITON = "3.6"
 """Ahead-of-time checks and the interpreter were run with it or newer."""
 
@@ -40,14 +38,20 @@ class Facts(NamedTuple):
 
 
 def read_facts(dev: str | os.PathLike[str] = "/dev") -> Facts:
-    """Look at the device files and the installed modules; tests replace it."""
+    """Look at the device files and, where a kernel could run, at the installed modules; tests replace it.
+
+    Every command lists kernels, so that what cannot matter is not looked for.
+    """
     devices = Path(dev)
+    nvidia = any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
+    amd = (devices / "kfd").exists()
+    interpreted = os.environ.get("TRITON_INTERPRET", "").strip().lower() in ("1", "true", "on", "yes")
     return Facts(
-        nvidia=any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists(),
-        amd=(devices / "kfd").exists(),
-        torch_build=_torch_build(),
-        triton=_triton_version(),
-        interpreted=os.environ.get("TRITON_INTERPRET", "").strip().lower() in ("1", "true", "on", "yes"),
+        nvidia=nvidia,
+        amd=amd,
+        torch_build=_torch_build() if nvidia or amd else None,
+        triton=triton_version() if nvidia or amd or interpreted else None,
+        interpreted=interpreted,
     )
 
 
@@ -63,6 +67,8 @@ def refusal(facts: Facts) -> str | None:
             return f"the device is from {vendor}, but torch is a build {found}: install torch's {name} build"
     if facts.triton is None:
         return f"triton is not installed: pip install 'triton>={OLDEST_TRITON}'"
+    from packaging.version import InvalidVersion, Version
+
     try:
         old = Version(facts.triton) < Version(OLDEST_TRITON)
     except InvalidVersion:
@@ -72,8 +78,11 @@ def refusal(facts: Facts) -> str | None:
     return None
 
 
-def _triton_version() -> str | None:
-    """Of the module itself: its distribution has other names in builds for other vendors."""
+def triton_version() -> str | None:
+    """Version of the installed triton, "" where it does not say, None without one; nothing is imported.
+
+    It is the module's own: the distribution has other names in builds for other vendors.
+    """
     source = _source("triton", "__init__.py")
     if source is None:
         return None
