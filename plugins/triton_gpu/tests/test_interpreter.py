@@ -3,15 +3,19 @@
     TRITON_INTERPRET=1 pytest plugins/triton_gpu/tests/test_interpreter.py
 
 The conformance suite, reduced: with one thread count (the interpreter has no threads), and in groups that say
-something about device code. Sums over the longest rows that the contract allows are left to a device: here they take
-minutes, and the accumulator's type is seen in the machine code.
+something about device code. Two kinds of cases take minutes here and are left to a device: sums over the longest rows that
+the contract allows (the accumulator's type is seen in the machine code), and sweeps that need 700 experts, which
+test_functions makes on the functions themselves.
 """
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from int8moe import reference
 from int8moe.contracts import ACTIVATIONS, MoEConfig
 from int8moe.testing import (
     assert_same_bits,
@@ -30,9 +34,12 @@ pytest.importorskip("triton", reason="triton is not installed (make triton-check
 if not probe.read_facts().interpreted:
     pytest.skip("needs TRITON_INTERPRET=1 (make triton-check runs both)", allow_module_level=True)
 
+import triton
+import triton.language as tl
 from interpreter_patches import skip_needless_searches
 
 from int8moe_triton_gpu import experts, forward
+from int8moe_triton_gpu.kernels.elementary import activate
 from int8moe_triton_gpu.tiles import default_steps
 
 skip_needless_searches()
@@ -40,7 +47,7 @@ skip_needless_searches()
 KERNEL = "triton_gpu.grouped_gemm"
 GROUPS = ("declaration", "integers", "bits", "routing", "batch", "strides", "special", "rows")
 
-LEFT_OUT = "integers-longest"
+LEFT_OUT = ("integers-longest", "special-sweep")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:overflow encountered", "ignore:invalid value encountered", "ignore:divide by zero encountered"
@@ -61,6 +68,32 @@ def test_conformance(target: Target, case: Case) -> None:
         case.run_on(target)
     except CaseSkipped as reason:
         pytest.skip(str(reason))
+
+
+@triton.jit
+def activate_kernel(gate_ptr, up_ptr, out_ptr, alpha, limit, ACTIVATION: tl.constexpr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    tl.store(out_ptr + at, activate(tl.load(gate_ptr + at), tl.load(up_ptr + at), alpha, limit, ACTIVATION))
+
+
+def arguments() -> torch.Tensor:
+    """2**15 arguments: a dense grid, random bits of every exponent, NaN and Inf, denormals, the edges of exp."""
+    edges = torch.tensor(
+        [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-40, 7.0, 7.0000005, 88.72, 88.73, 89.1, -104.1]
+    )
+    random = torch.randint(-(2**31), 2**31, (20_000,), generator=torch.Generator().manual_seed(5), dtype=torch.int64)
+    floats = random.to(torch.int32).view(torch.float32)
+    return torch.cat([edges, floats, torch.linspace(-110, 110, 2**15 - 20_000 - len(edges))])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_functions(activation: str) -> None:
+    gate = arguments()
+    up = gate.flip(0).contiguous()
+    out = torch.empty_like(gate)
+    activate_kernel[(1,)](gate, up, out, 1.702, 7.0, ACTIVATION=activation, COUNT=len(gate))
+    halves = (gate,) if activation.endswith("_no_mul") else (gate, up)
+    assert_same_bits(out, reference.activate(*halves, activation=activation))
 
 
 CONFIG = MoEConfig(num_experts=5, top_k=3, hidden_size=67, intermediate_size=33, has_bias=True)
