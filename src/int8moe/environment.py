@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 
 from .errors import ConfigError
 from .near_names import near_names
@@ -53,16 +52,6 @@ def num_threads_setting() -> int | None:
     if not value.isdecimal() or not 1 <= int(value) <= 4096:
         raise ConfigError(f"INT8MOE_NUM_THREADS={value!r}: set a whole number from 1 to 4096, or unset it")
     return int(value)
-
-
-def cache_directory() -> Path:
-    """INT8MOE_CACHE_DIR, or the user's cache folder as this system has it."""
-    named = text("INT8MOE_CACHE_DIR")
-    if named is not None:
-        return Path(named).expanduser()
-    import platformdirs
-
-    return platformdirs.user_cache_path("int8moe", appauthor=False)
 
 
 def log_level() -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .environment import cache_directory
+from .checkpoint.cache_folder import default_cache_directory
 
 
 def tuned_folder(namespace: str) -> Path:
     """Folder of a plugin's tuned files: ``tuned/<namespace>`` below INT8MOE_CACHE_DIR, or the user's cache folder."""
-    return cache_directory() / "tuned" / namespace
+    return default_cache_directory() / "tuned" / namespace

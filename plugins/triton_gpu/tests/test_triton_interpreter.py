@@ -1,6 +1,6 @@
 """The kernels' own code on CPU tensors, through Triton's interpreter: the bits of the reference.
 
-    TRITON_INTERPRET=1 pytest plugins/triton_gpu/tests/test_interpreter.py
+    TRITON_INTERPRET=1 pytest plugins/triton_gpu/tests/test_triton_interpreter.py
 
 The conformance suite, reduced: with one thread count (the interpreter has no threads), and in groups that say
 something about device code. Two kinds of cases take minutes here and are left to a device: sums over the longest rows that

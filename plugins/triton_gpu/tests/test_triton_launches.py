@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled import meta_forward, record, recorders
+from compiled_launches import meta_forward, record, recorders
 
 from int8moe.contracts import MoEConfig
 from int8moe_triton_gpu import forward

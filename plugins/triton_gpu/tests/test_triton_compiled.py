@@ -1,6 +1,6 @@
 """Every variant of every kernel, compiled for GPUs that are not here: instructions, rounding, registers, memory.
 
-The launches are those of real forwards (see compiled.py), so what is checked is what would run.
+The launches are those of real forwards (see compiled_launches.py), so what is checked is what would run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from compiled import FAMILIES, KERNELS, TARGETS, Compiled, Launch, compile_launch, record
+from compiled_launches import FAMILIES, KERNELS, TARGETS, Compiled, Launch, compile_launch, record
 
 from int8moe.contracts import ACTIVATIONS, MoEConfig
 from int8moe_triton_gpu.tiles import default_steps
