@@ -14,7 +14,7 @@ import pytest
 from .conftest import COMMAND, Command
 
 CONFIG = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
-VERBS = ("list-kernels", "explain", "verify", "run", "generate", "eval", "bench", "doctor", "new-plugin")
+VERBS = ("list-kernels", "explain", "verify", "run", "generate", "eval", "bench", "doctor", "tune", "new-plugin")
 
 
 def test_help_lists_the_verbs(int8moe: Command) -> None:
