@@ -173,16 +173,25 @@ def test_case_names_are_unique_and_readable():
 def test_the_default_grid_makes_enough_comparisons():
     from int8moe.testing.groups import bits
 
-    calls = sum(len(case.run.keywords["calls"]) for case in bits.cases("default"))
-    assert calls * 3 >= 1_500  # of the group "bits" alone, for each kernel
-    everything = [c for case in bits.cases("default") for c in case.run.keywords["calls"]]
-    pairs = {
-        (case.run.keywords["config"].activation, call.dtype)
-        for case in bits.cases("default")
-        for call in case.run.keywords["calls"]
-    }
+    layers = list(bits.grid_layers("default"))
+    everything = [call for layer in layers for call in layer.calls]
+    assert len(everything) * 3 >= 1_500  # of the group "bits" alone, for each kernel
+    pairs = {(layer.config.activation, call.dtype) for layer in layers for call in layer.calls}
     assert len(pairs) == 8 * 3
     assert {call.tokens for call in everything} >= {0, 1, 2, 3, 5, 16, 17, 33, 64}
+
+
+def test_the_layers_of_a_grid_are_its_cases():
+    """Who checks a library without torch reads the same layers as data."""
+    from int8moe.testing.groups import bits
+
+    layers = list(bits.grid_layers("reduced"))
+    assert [layer.name for layer in layers] == [case.name for case in bits.cases("reduced")]
+    layer = next(layer for layer in layers if layer.config.has_expert_map)
+    x, weights, ids = layer.calls[0].inputs(layer.config)
+    assert x.shape == (layer.calls[0].tokens, layer.config.hidden_size)
+    assert weights.shape == ids.shape == (layer.calls[0].tokens, layer.config.top_k)
+    assert bits.local_map(layer.config).unique().tolist() == [-1, *range(layer.config.local_experts)]
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -59,6 +59,23 @@ class Call:
         return f"M {self.tokens}, {self.dtype}, ids {self.ids_dtype}, weights {self.weights_dtype}"
 
 
+@dataclass(frozen=True)
+class GridLayer:
+    """One layer of a grid and the calls that it gets: data, for whoever checks a library without torch.
+
+    Attributes:
+        name: readable, and unique in the grid.
+        config: of the layer.
+        seed: of ``make_experts``.
+        calls: what it is called with.
+    """
+
+    name: str
+    config: MoEConfig
+    seed: int
+    calls: tuple[Call, ...]
+
+
 class Deck(Iterator[T]):
     """Deals ``values`` out in a shuffled order, then shuffles anew."""
 
@@ -130,6 +147,13 @@ def _name(number: int, config: MoEConfig) -> str:
 
 
 def cases(grid: Grid) -> Iterator[Case]:
+    """One case for each layer of a grid."""
+    for layer in grid_layers(grid):
+        run = functools.partial(_run, config=layer.config, seed=layer.seed, calls=layer.calls)
+        yield Case("bits", layer.name, run)
+
+
+def grid_layers(grid: Grid) -> Iterator[GridLayer]:
     """Deal out the layers of a grid, and a few calls for each."""
     source = random.Random(20_240_607)
     sizes = _SIZES if grid != "all" else _SIZES + _LARGE_SIZES
@@ -171,4 +195,4 @@ def cases(grid: Grid) -> Iterator[Case]:
             )
             for index in range(_CALLS)
         )
-        yield Case("bits", _name(number, config), functools.partial(_run, config=config, seed=number, calls=calls))
+        yield GridLayer(_name(number, config), config, number, calls)
