@@ -1,6 +1,6 @@
 """An s390x machine under qemu-user: Debian's Python and numpy, the core without torch, and this plugin's wheel.
 
-    python s390x_machine.py FOLDER [WHEEL]     # makes it there, or brings it up to date; the wheel is cross-built without one
+    python s390x_machine.py FOLDER     # makes it there, or brings it up to date
 
 It has no torch, so it lists kernels and calls the library through ctypes.
 """
@@ -15,14 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 PLUGIN = Path(__file__).resolve().parents[2]
 CORE = PLUGIN.parents[1]
 DEFAULT_FOLDER = PLUGIN / "build" / "emulated"
-TOOLCHAIN = PLUGIN / "s390x-linux-gnu.cmake"
+BUILD_WHEEL = CORE / "wheels" / "build.py"
 
 # Command: Debian's package.
 TOOLS = {
@@ -34,7 +34,7 @@ SUITE = "bookworm"
 PACKAGES = ("python3", "python3-numpy")
 # What Debian's numpy links to lies where its packages' scripts, which do not run here, would point to.
 LIBRARY_FOLDERS = ("/usr/lib/s390x-linux-gnu/blas", "/usr/lib/s390x-linux-gnu/lapack")
-PLATFORMS = ("manylinux_2_28_s390x", "manylinux_2_17_s390x", "manylinux2014_s390x", "linux_s390x")
+PLATFORMS = ("manylinux_2_36_s390x", "manylinux_2_28_s390x", "manylinux_2_17_s390x", "manylinux2014_s390x")  # of SUITE
 NOT_NEEDED = ("torch", "safetensors", "xxhash")  # of the core's requirements: by nothing that runs here
 
 
@@ -66,17 +66,6 @@ def _run(*command: str | Path, **environment: str) -> None:
     subprocess.run([str(c) for c in command], check=True, env={**os.environ, **environment}, stdin=subprocess.DEVNULL)
 
 
-def cross_build(folder: Path) -> Path:
-    """Build this plugin's wheel for s390x into ``folder``; returns its path."""
-    _run(
-        sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder,
-        f"--config-settings=build-dir={folder / 'objects'}", PLUGIN,
-        _PYTHON_HOST_PLATFORM="linux-s390x", CMAKE_ARGS=f"-DCMAKE_TOOLCHAIN_FILE={TOOLCHAIN}",
-    )  # fmt: skip
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
 def _core_requirements() -> list[str]:
     wanted = [line for line in importlib.metadata.requires("int8moe") or () if "extra ==" not in line]
     return [line for line in wanted if (re.match(r"[\w-]+", line) or [""])[0] not in NOT_NEEDED]
@@ -85,7 +74,8 @@ def _core_requirements() -> list[str]:
 def _sources() -> Iterator[Path]:
     for folder in (CORE / "src", PLUGIN / "src", PLUGIN / "csrc"):
         yield from (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-    yield from (CORE / "pyproject.toml", PLUGIN / "pyproject.toml", PLUGIN / "CMakeLists.txt", Path(__file__))
+    yield from (CORE / "pyproject.toml", BUILD_WHEEL, Path(__file__).resolve())
+    yield from (PLUGIN / name for name in ("pyproject.toml", "CMakeLists.txt", "s390x-linux-gnu.cmake"))
 
 
 class Machine:
@@ -105,28 +95,21 @@ class Machine:
         """CMake's folder with the objects of the wheel."""
         return self.wheels / "objects"
 
-    def prepare(self, wheel: Path | None = None) -> None:
-        """Make what is missing or of other sources.
-
-        Args:
-            wheel: of this plugin, for s390x; None = cross-build it.
-        """
+    def prepare(self) -> None:
+        """Make what is missing or of other sources."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.exists:
             self._replace(self.rootfs, self._make_rootfs)
-        digest = hashlib.sha256(str(wheel).encode())
+        digest = hashlib.sha256()
         for path in _sources():
             digest.update(str(path.relative_to(CORE)).encode() + path.read_bytes())
         if self._stamp.is_file() and self._stamp.read_text() == digest.hexdigest():
             return
-        if wheel is None:
-            self._replace(self.wheels, cross_build)
-            (wheel,) = self.wheels.glob("*.whl")
-        own = wheel
-        self._replace(self.site, lambda folder: self._make_site(folder, own))
+        self._replace(self.wheels, self._cross_build)
+        self._replace(self.site, self._make_site)
         self._stamp.write_text(digest.hexdigest())
 
-    def _replace(self, target: Path, make) -> None:
+    def _replace(self, target: Path, make: Callable[[Path], None]) -> None:
         """Make a folder aside, then put it in its place."""
         with tempfile.TemporaryDirectory(dir=self.folder) as aside:
             made = Path(aside, target.name)
@@ -139,13 +122,17 @@ class Machine:
         options = ("--quiet", "--variant=extract", "--arch=s390x", f"--include={','.join(PACKAGES)}")
         _run("mmdebstrap", *options, SUITE, folder)
 
+    def _cross_build(self, folder: Path) -> None:
+        """This plugin's wheel, tagged as it would be published; its objects beside it."""
+        _run(sys.executable, BUILD_WHEEL, folder, PLUGIN.relative_to(CORE), "--objects", folder / "objects")
+
     @property
     def _python(self) -> Path:
         found = [p for p in self.rootfs.glob("usr/bin/python3.*") if re.fullmatch(r"python3\.\d+", p.name)]
         (python,) = found
         return python
 
-    def _make_site(self, folder: Path, wheel: Path) -> None:
+    def _make_site(self, folder: Path) -> None:
         version = self._python.name.removeprefix("python")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), "--only-binary=:all:",
                "--python-version", version, "--implementation", "cp",
@@ -153,7 +140,7 @@ class Machine:
         core = folder.parent / "core"
         _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", core, CORE)
         _run(*pip, *_core_requirements())
-        _run(*pip, "--no-deps", *core.glob("*.whl"), wheel)
+        _run(*pip, "--no-deps", *core.glob("*.whl"), *self.wheels.glob("*.whl"))
 
     def run(self, model: str, *arguments: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """Run the machine's Python on one of MODELS.
@@ -178,14 +165,14 @@ class Machine:
 
 def main(arguments: list[str]) -> int:
     """Make the machine."""
-    if not 1 <= len(arguments) <= 2:
+    if len(arguments) != 1:
         print(__doc__)
         return 2
     if reason := missing_tools():
         print(f"s390x_machine.py: {reason}", file=sys.stderr)
         return 1
     try:
-        Machine(Path(arguments[0]).resolve()).prepare(*(Path(wheel).resolve() for wheel in arguments[1:]))
+        Machine(Path(arguments[0]).resolve()).prepare()
     except subprocess.CalledProcessError as error:  # it has said why
         print(f"s390x_machine.py: {error}", file=sys.stderr)
         return 1

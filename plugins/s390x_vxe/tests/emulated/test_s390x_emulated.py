@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from s390x_machine import MODELS, Machine, missing_tools
 
+from int8moe.testing.case import Grid
+from int8moe.testing.groups.bits import grid_layers
+
 HERE = Path(__file__).parent
 CHECK_OBJECTS = HERE.parents[1] / "checks" / "check_objects.py"
 
 DATA_EXCEPTION = -8  # SIGFPE, for a vector instruction without the facility
 LAYERS_OF_A_FILE = 96
-LAYERS = {"reduced": 32, "default": 144, "all": 1440}
 
 # Run where the library is: for each tier the products of 0, 1 and 3 rounds of its fastest loop, and what reading a buffer
 # with one odd byte finds.
@@ -45,11 +47,11 @@ def machine() -> Machine:
 
 
 @pytest.fixture(scope="module")
-def grid(request: pytest.FixtureRequest) -> str:
+def grid(request: pytest.FixtureRequest) -> Grid:
     return request.config.getoption("int8moe_grid") or "reduced"
 
 
-def write_cases(path: Path, grid: str, first: int) -> Path:
+def write_cases(path: Path, grid: Grid, first: int) -> Path:
     """The cases of some layers of a grid."""
     span = ("--first", str(first), "--last", str(first + LAYERS_OF_A_FILE))
     command = [sys.executable, str(HERE / "write_cases.py"), str(path), "--grid", grid, *span]
@@ -58,17 +60,17 @@ def write_cases(path: Path, grid: str, first: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first_cases(machine: Machine, grid: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first_cases(machine: Machine, grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_cases(tmp_path_factory.mktemp("cases") / "first.npz", grid, 0)
 
 
 @pytest.fixture
-def all_cases(first_cases: Path, grid: str, tmp_path: Path) -> Iterator[Path]:
+def all_cases(first_cases: Path, grid: Grid, tmp_path: Path) -> Iterator[Path]:
     """The cases of the grid, a file of some layers at a time."""
 
     def files() -> Iterator[Path]:
         yield first_cases
-        for first in range(LAYERS_OF_A_FILE, LAYERS[grid], LAYERS_OF_A_FILE):
+        for first in range(LAYERS_OF_A_FILE, sum(1 for _ in grid_layers(grid)), LAYERS_OF_A_FILE):
             path = write_cases(tmp_path / f"{first}.npz", grid, first)
             yield path
             path.unlink()
