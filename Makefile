@@ -2,26 +2,27 @@
 #   make run     sets up everything in .venv and runs the main job on the example checkpoint
 #   make test    sets up everything and runs the tests
 # Variables: VENV (where the environment lives), PYTHON, TORCH (the requirement that is installed first),
-# PYTEST_ARGS, WORKERS (test files that run at a time), CHECKPOINT.
+# PYTEST_ARGS, WORKERS (test files that run at a time), CHECKPOINT, WHEELS (their folder), S390X_GRID (reduced, default, all).
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
 TORCH ?= torch==2.13.0
-PLUGINS := plugins/x86_vnni plugins/aarch64_neon plugins/triton_gpu plugins/humming_gpu
+PLUGINS := plugins/x86_vnni plugins/aarch64_neon plugins/s390x_vxe plugins/triton_gpu plugins/humming_gpu
 CHECKPOINT ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 WHEELS ?= dist
 ARM64 ?= build/arm64
 GRID ?= all
+S390X_GRID ?= reduced
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 NATIVE := $(shell find src/int8moe/include plugins/*/csrc plugins/*/CMakeLists.txt -type f 2>/dev/null)
 METADATA := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: run test setup lint types conformance-all arm64-root conformance-arm64 triton-check gpu-check wheels clean
+.PHONY: run test setup lint types conformance-all arm64-root conformance-arm64 s390x triton-check gpu-check wheels check-wheels clean
 
 setup: $(READY)
 
@@ -80,17 +81,19 @@ triton-check: setup
 gpu-check:
 	$(PYTHON) plugins/triton_gpu/checks/gpu_check.py
 
-# Where the cross compiler is installed, the wheel for AArch64 is built on a machine of any kind.
+# The s390x plugin on an emulated machine; S390X_GRID=all takes long. Needs the Debian packages g++-s390x-linux-gnu,
+# qemu-user-static and mmdebstrap.
+s390x: setup
+	$(BIN)/python plugins/s390x_vxe/tests/emulated/s390x_machine.py plugins/s390x_vxe/build/emulated
+	$(BIN)/python -m pytest plugins/s390x_vxe/tests/emulated --int8moe-grid $(S390X_GRID) $(PYTEST_ARGS)
+
+# What is published, tagged for the oldest C library that it runs on; plugins for other machines where a cross-compiler is.
 wheels: setup
-	$(BIN)/python -m build --outdir $(WHEELS) .
-	for plugin in $(filter-out plugins/aarch64_neon,$(PLUGINS)); do \
-		$(BIN)/python -m build --outdir $(WHEELS) $$plugin || exit 1; done
-	$(BIN)/python -m build --sdist --outdir $(WHEELS) plugins/aarch64_neon
-	@if command -v aarch64-linux-gnu-g++ >/dev/null; then \
-		$(BIN)/python plugins/aarch64_neon/checks/cross_build.py $(WHEELS); \
-	elif [ "$$(uname -m)" = aarch64 ] || [ "$$(uname -m)" = arm64 ]; then \
-		$(BIN)/python -m build --wheel --outdir $(WHEELS) plugins/aarch64_neon; \
-	else echo "no wheel for AArch64: aarch64-linux-gnu-g++ is not installed"; fi
+	$(BIN)/python wheels/build.py $(WHEELS)
+
+# Each of them installed in an environment of its own with the torch that TORCH says.
+check-wheels: setup
+	$(BIN)/python wheels/check.py $(WHEELS) --torch "$(TORCH)"
 
 clean:
 	rm -rf $(VENV) $(TRITON_VENV) build $(WHEELS) plugins/*/build
