@@ -18,31 +18,18 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-class Project(NamedTuple):
-    """How the wheel of one project is built.
-
-    Attributes:
-        machine: that its native code is for; None = pure Python.
-        toolchain: file for CMake in the project's folder, to build it on another machine.
-        compiler: that the toolchain file names.
-        package: Debian's package of the compiler.
-    """
-
-    machine: str | None = None
-    toolchain: str | None = None
-    compiler: str | None = None
-    package: str | None = None
-
-
+# Project: the machine that its native code is for; None = pure Python.
 PROJECTS = {
-    ".": Project(),
-    "plugins/x86_vnni": Project("x86_64"),
-    "plugins/s390x_vxe": Project("s390x", "s390x-linux-gnu.cmake", "s390x-linux-gnu-g++", "g++-s390x-linux-gnu"),
+    ".": None,
+    "plugins/x86_vnni": "x86_64",
+    "plugins/aarch64_neon": "aarch64",
+    "plugins/s390x_vxe": "s390x",
+    "plugins/triton_gpu": None,
+    "plugins/humming_gpu": None,
 }
 
 
@@ -50,16 +37,17 @@ class Fault(Exception):
     """Why a wheel cannot be published; the text is shown to people."""
 
 
-def why_left_out(project: Project) -> str | None:
-    """Why this machine cannot build the wheel; None when it can."""
-    here = platform.machine()
-    if project.machine in (None, here):
+def _is_foreign(machine: str | None) -> bool:
+    return machine not in (None, platform.machine())
+
+
+def why_left_out(machine: str | None) -> str | None:
+    """Why a wheel for this machine cannot be built here; None when it can."""
+    compiler = f"{machine}-linux-gnu-g++"
+    if not _is_foreign(machine) or shutil.which(compiler) is not None:
         return None
-    if project.toolchain is None or project.compiler is None:
-        return f"it is for {project.machine}, and nothing cross-compiles it; this machine is {here}"
-    if shutil.which(project.compiler) is None:
-        return f"it is for {project.machine} and {project.compiler} is not installed: apt-get install {project.package}"
-    return None
+    package = f"g++-{str(machine).replace('_', '-')}-linux-gnu"
+    return f"it is for {machine}, and {compiler} is not installed: apt-get install {package}"
 
 
 def _run(*command: str | Path, **environment: str) -> None:
@@ -73,13 +61,17 @@ def _only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _cross(path: str, project: Project) -> dict[str, str]:
-    if project.machine in (None, platform.machine()):
-        return {}
-    toolchain = CHECKOUT / path / str(project.toolchain)
+def _cross(machine: str) -> dict[str, str]:
+    """Variables that make scikit-build-core compile for another machine, and tag the wheel so."""
+    options = {
+        "CMAKE_SYSTEM_NAME": "Linux",
+        "CMAKE_SYSTEM_PROCESSOR": machine,
+        "CMAKE_C_COMPILER": f"{machine}-linux-gnu-gcc",
+        "CMAKE_CXX_COMPILER": f"{machine}-linux-gnu-g++",
+    }
     return {
-        "_PYTHON_HOST_PLATFORM": f"linux-{project.machine}",
-        "CMAKE_ARGS": f"-DCMAKE_TOOLCHAIN_FILE={toolchain}",
+        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
+        "CMAKE_ARGS": " ".join(f"-D{name}={value}" for name, value in options.items()),
     }
 
 
@@ -109,13 +101,14 @@ def build(path: str, out: Path, objects: Path | None = None) -> list[Path]:
         Fault: the wheel cannot be published.
         subprocess.CalledProcessError: a step failed, and said why.
     """
-    project = PROJECTS[path]
+    machine = PROJECTS[path]
+    cross = {} if machine is None or not _is_foreign(machine) else _cross(machine)
     with tempfile.TemporaryDirectory() as folder:
         made, repaired = Path(folder, "made"), Path(folder, "repaired")
         keep = [] if objects is None else [f"--config-setting=build-dir={objects}"]
-        _run(sys.executable, "-m", "build", *keep, "--outdir", made, CHECKOUT / path, **_cross(path, project))
+        _run(sys.executable, "-m", "build", *keep, "--outdir", made, CHECKOUT / path, **cross)
         wheel = _only(made, "*.whl")
-        if project.machine is not None:
+        if machine is not None:
             wheel = _manylinux(wheel, repaired)
         out.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.move(file, out / file.name)) for file in (_only(made, "*.tar.gz"), wheel)]

@@ -75,7 +75,7 @@ def _sources() -> Iterator[Path]:
     for folder in (CORE / "src", PLUGIN / "src", PLUGIN / "csrc"):
         yield from (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".pyc")
     yield from (CORE / "pyproject.toml", BUILD_WHEEL, Path(__file__).resolve())
-    yield from (PLUGIN / name for name in ("pyproject.toml", "CMakeLists.txt", "s390x-linux-gnu.cmake"))
+    yield from (PLUGIN / name for name in ("pyproject.toml", "CMakeLists.txt"))
 
 
 class Machine:
