@@ -7,7 +7,8 @@ Compiles a tier's unit as CMakeLists.txt says, finds the innermost loop of each 
 run it from L1: loads count, cache misses do not. The peak is that of a loop of the tier's multiply-adds alone, in
 registers and as many chains. A model is not a measurement: it has its makers' view of a core, and no memory.
 
-Exits with 1 where a loop misses its bar, with 2 where a tool is missing.
+Exits with 1 where a loop misses its bar, with 2 where a tool is missing. Without --unit, a tier whose cross-compiler is
+missing is left out, and named on stderr.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Unit(NamedTuple):
     bars: dict[str, float]
 
 
-AARCH64 = "aarch64-linux-gnu-g++"
+AARCH64, S390X, X86_64 = "aarch64-linux-gnu-g++", "s390x-linux-gnu-g++", "x86_64-linux-gnu-g++"
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 UNITS = {
     "i8mm": Unit(
         "aarch64_neon", AARCH64, ("-march=armv8.2-a+i8mm",), ("-march=aarch64", "-mattr=+i8mm"), "smmla", 32,
@@ -78,6 +80,25 @@ UNITS = {
         "aarch64_neon", AARCH64, ("-march=armv8-a",), ("-march=aarch64",), "smull", 8,
         "smull v29.8h, v30.8b, v31.8b\nsadalp v{n}.4s, v29.8h", 16, ("cortex-a72", "cortex-a57"), "tileILi3ELi1E", {},
     ),
+    "vxe": Unit(
+        "s390x_vxe", S390X, ("-march=z14", "-mzvector"), ("-mtriple=s390x-linux-gnu",), "vmaeb", 16,
+        "vmaeb %v20, %v30, %v31, %v21\nvmaob %v20, %v30, %v31, %v20\n"
+        "vsumh %v20, %v20, %v22\nvaf %v{n}, %v{n}, %v20", 16,
+        ("z14", "z15", "z16"), "tileILi4E", {},
+    ),
+    "avx2": Unit(
+        "x86_vnni", X86_64, ("-mavx2",), ("-mtriple=x86_64-linux-gnu",), "vpmaddwd", 16,
+        "vpmaddwd %ymm14, %ymm15, %ymm13\nvpaddd %ymm13, %ymm{n}, %ymm{n}", 10,
+        ("znver3", "haswell", "skylake"), "tileILi6ELi1E", {},
+    ),
+    "avx_vnni": Unit(
+        "x86_vnni", X86_64, ("-mavx2", "-mavxvnni"), ("-mtriple=x86_64-linux-gnu",), "vpdpbusd", 32,
+        "{{vex}} vpdpbusd %ymm14, %ymm15, %ymm{n}", 12, ("alderlake",), "tileILi6ELi1E", {},
+    ),
+    "avx512_vnni": Unit(
+        "x86_vnni", X86_64, (*_AVX512, "-mprefer-vector-width=512"), ("-mtriple=x86_64-linux-gnu",), "vpdpbusd", 64,
+        "vpdpbusd %zmm30, %zmm31, %zmm{n}", 24, ("icelake-server", "sapphirerapids", "znver4"), "tileILi6ELi4E", {},
+    ),
 }  # fmt: skip
 
 
@@ -89,12 +110,13 @@ class Loop(NamedTuple):
 
     @property
     def tile(self) -> str:
-        """The template arguments of the function: "6 x 1"."""
-        return " x ".join(re.findall(r"ILi(\d+)ELi(\d+)E", self.function)[0])
+        """The template arguments of the function: "6 x 1", or "4" rows of one panel."""
+        return " x ".join(re.findall(r"Li(\d+)E", self.function.partition("tileI")[2].partition("EE")[0] + "E"))
 
     def count(self, instruction: str) -> int:
         """How many of its instructions are this one, or its variant for upper halves."""
-        return sum(line.split()[0] in (instruction, f"{instruction}2") for line in self.lines)
+        names = (line.removeprefix("{vex} ").split()[0] for line in self.lines)
+        return sum(name in (instruction, f"{instruction}2") for name in names)
 
 
 class Figure(NamedTuple):
@@ -161,9 +183,9 @@ def loops(text: str, counted: str) -> Iterator[Loop]:
             function, label = match[1], ""
         elif match := re.match(r"(\.L\w+):", line):
             label, since = match[1], []
-        elif label and re.match(r"\t[a-z]", line):
+        elif label and re.match(r"\t[a-z{]", line):
             since.append(line.strip())
-            if re.match(rf"\t\S+\t(?:.*\s)?{re.escape(label)}$", line):
+            if re.match(rf"\t\S+\t(?:.*[\s,])?{re.escape(label)}$", line):
                 loop = Loop(function, list(since))
                 if "tileI" in function and loop.count(counted):
                     yield loop
@@ -202,7 +224,10 @@ def main(names: tuple[str, ...], as_json: bool) -> None:
     """Print the table."""
     analyser = find_tool(f"llvm-mca-{MODELS_IN}", *ANALYSERS)
     release = release_of(analyser)
-    table = [f for name in names or UNITS for f in figures(analyser, name, UNITS[name])]
+    wanted = names or tuple(name for name, unit in UNITS.items() if shutil.which(unit.compiler))
+    for name in () if names else sorted(UNITS.keys() - set(wanted)):
+        click.echo(f"left out {name}: {UNITS[name].compiler} is not installed", err=True)
+    table = [f for name in wanted for f in figures(analyser, name, UNITS[name])]
     missed = [f for f in table if f.bar is not None and f.fraction < f.bar]
     if as_json:
         rows = [{**f._asdict(), "fraction": f.fraction} for f in table]

@@ -139,7 +139,8 @@ struct Avx2Kernel {
     constexpr int64_t kOwn = kTileRows <= 3 ? kNear : kFar;
     int p = first;
     for (; p + kTogether <= block.panels; p += kTogether)
-      tile<kTileRows, kTogether>(block.panel + p, fetch_next ? block.to_panel_after(p, kTogether) : kOwn, row,
+      tile<kTileRows, kTogether>(block.panel + p,
+                                 kTileRows > 2 && fetch_next ? block.to_panel_after(p, kTogether) : kOwn, row,
                                  block.depth, acc + p * kRows * 16);
     return p;
   }
