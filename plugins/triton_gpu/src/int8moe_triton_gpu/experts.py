@@ -11,6 +11,7 @@ from torch import Tensor
 
 from int8moe.contracts import Supported, Unsupported, WeightLayout
 from int8moe.hookspecs import hookimpl
+from int8moe.reference import ieee_denormals
 
 from . import devices, forward
 from .tuned import steps_for
@@ -94,8 +95,11 @@ def _interpreted() -> bool:
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Launches go to the current device, which may be another one than the tensors'."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    """Launches go to the current device, which may be another one than the tensors'.
+
+    The interpreter computes in this thread, whose floating-point mode is the caller's.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else ieee_denormals()
 
 
 def _fp32(tensor: Tensor | None) -> Tensor | None:
