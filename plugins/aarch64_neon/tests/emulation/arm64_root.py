@@ -146,9 +146,9 @@ class Arm64Root:
         place.parent.mkdir(exist_ok=True)
         partial = place.with_suffix(f".{os.getpid()}")
         (partial / "proc").mkdir(parents=True)
-        for entry in self.rootfs.iterdir():
-            if entry.name != "proc":
-                (partial / entry.name).symlink_to(entry)
+        # No others: QEMU looks here first, and a link in the place of /tmp or /home would be what programs resolve paths to.
+        for name in ("etc", "lib", "usr"):
+            (partial / name).symlink_to(self.rootfs / name)
         (partial / "proc" / "cpuinfo").write_text(f"processor\t: 0\nFeatures\t: {' '.join(self._words(model))}\n")
         program = self.rootfs / "usr" / "bin" / f"python{self.python_version}"
         script = partial / "python"
