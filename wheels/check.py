@@ -2,8 +2,8 @@
 
     python wheels/check.py FOLDER --torch torch==2.13.0
 
-Each plugin gets an environment of its own, with nothing in it but torch, the core and the plugin. Wheels for another
-machine are left out, with that reason.
+Torch and the core are installed once. Each plugin gets an environment of its own that sees them, and holds nothing else
+but the plugin. Wheels for another machine are left out, with that reason.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,50 +28,55 @@ class Fault(Exception):
 
 
 class Environment:
-    """A fresh virtual environment, used from an empty folder."""
+    """A fresh virtual environment, used from an empty folder; it also sees what is installed in ``base``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base: Environment | None = None) -> None:
         venv.create(folder / "venv", with_pip=True)
-        self._bin, self._empty = folder / "venv" / "bin", folder / "empty"
+        self._python, self._empty = folder / "venv" / "bin" / "python", folder / "empty"
         self._empty.mkdir()
+        self.packages = Path(self.run("-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip())
+        if base is not None:
+            (self.packages / "base.pth").write_text(f"{base.packages}\n")
 
-    def run(self, *command: str) -> str:
-        """Output of a command of the environment; its messages go through."""
+    def run(self, *arguments: str) -> str:
+        """Output of the environment's Python; its messages go through."""
         keep = {name: value for name, value in os.environ.items() if not name.startswith(("INT8MOE_", "PYTHON"))}
         done = subprocess.run(
-            [str(self._bin / command[0]), *command[1:]], env=keep, cwd=self._empty, stdin=subprocess.DEVNULL,
+            [str(self._python), *arguments], env=keep, cwd=self._empty, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
         return done.stdout
 
     def install(self, *what: str | Path) -> None:
         """Install with pip."""
-        self.run("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *map(str, what))
+        self.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", *map(str, what))
 
     def listed(self) -> dict[str, Any]:
         """What ``int8moe list-kernels`` says; with self-tests of what can run."""
-        return dict(json.loads(self.run("int8moe", "list-kernels", "--check", "--json")))
+        return dict(json.loads(self.run("-m", "int8moe", "list-kernels", "--check", "--json")))
 
 
-def check(core: Path, plugin: Path | None, torch: str) -> None:
-    """Install the core, and a plugin with it, in a fresh environment.
+def check(core: Path, plugins: Iterable[Path], torch: str) -> None:
+    """Install the core in a fresh environment, and each plugin with it in one of its own.
 
     Raises:
         Fault: what is listed is not what a working wheel gives.
         subprocess.CalledProcessError: a command failed, and said why.
     """
     with tempfile.TemporaryDirectory() as folder:
-        environment = Environment(Path(folder))
-        environment.install(torch)
-        environment.install(core)
-        alone = {kernel["name"]: kernel["available"] for kernel in environment.listed()["kernels"]}
+        base = Environment(Path(folder, "core"))
+        base.install(torch)
+        base.install(core)
+        alone = {kernel["name"]: kernel["available"] for kernel in base.listed()["kernels"]}
         if alone != {"reference.torch": True}:
             raise Fault(f"{core.name} alone lists {alone}; reference.torch is wanted, available")
-        if plugin is not None:
+        base.run("-m", "int8moe", "run")
+        for number, plugin in enumerate(plugins):
+            environment = Environment(Path(folder, str(number)), base)
             environment.install(plugin)
             check_plugin(environment.listed(), plugin)
-        print(environment.run("int8moe", "list-kernels"), end="")
-        environment.run("int8moe", "run")
+            print(environment.run("-m", "int8moe", "list-kernels"), end="")
+            environment.run("-m", "int8moe", "run")
 
 
 def check_plugin(listed: dict[str, Any], plugin: Path) -> None:
@@ -105,8 +111,7 @@ def main() -> int:
     for name in by_name.keys() - usable.keys():
         print(f"left out {by_name[name].name}: it is for another machine", file=sys.stderr)
     try:
-        for plugin in usable.values() or [None]:
-            check(core, plugin, options.torch)
+        check(core, usable.values(), options.torch)
     except (Fault, subprocess.CalledProcessError) as error:
         print(f"check.py: {error}", file=sys.stderr)
         return 1
