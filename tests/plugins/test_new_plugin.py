@@ -36,8 +36,8 @@ class Variant(NamedTuple):
 
 
 VARIANTS = [
-    Variant("acme", ANY_ISA, False),
-    Variant("acme_cpu", WORD, False),
+    Variant("comet", ANY_ISA, False),
+    Variant("comet_cpu", WORD, False),
     Variant("bolt", ANY_ISA, True),
     Variant("bolt_cpu", WORD, True),
     Variant("a_namespace_as_long_as_one_of_them_may_b", FOREIGN, False),
