@@ -90,7 +90,8 @@ def loaded(example: Path) -> Any:
 def tokens_of(language_model: Any, temperature: float) -> tuple[int, ...]:
     from int8moe.cli.text_generation import generate
 
-    return generate(language_model, PROMPT, max_new_tokens=12, temperature=temperature, seed=1, stream=False).tokens
+    ids = language_model.text_input.encode(PROMPT)
+    return generate(language_model, ids, max_new_tokens=12, temperature=temperature, seed=1, stream=False).tokens
 
 
 @pytest.mark.parametrize("settings", FOREIGN, ids=lambda settings: next(iter(settings)))

@@ -57,12 +57,13 @@ def command(
         raise UnsupportedInputError(f"{textfile}: is empty; give a text of two tokens or more")
     import_torch()
     from .language_model import load_language_model
+    from .text_input import load_text_input
     from .text_quality import encode_text, measure
 
-    model = load_language_model(
-        plan, dtype=dtype, quantize=quantize, check=lambda taken: encode_text(taken, text, window)
-    )
-    quality = measure(model, text, window=window)
+    text_input = load_text_input(plan.path)
+    ids = encode_text(text_input, text, window)
+    model = load_language_model(plan, dtype=dtype, quantize=quantize, text_input=text_input)
+    quality = measure(model, ids, num_bytes=len(data), window=window)
     kernel = ", ".join(model.kernels)
     if as_json:
         write_json(

@@ -53,13 +53,12 @@ def command(
     import_torch()
     from .language_model import load_language_model
     from .text_generation import encode_prompt, generate
+    from .text_input import load_text_input
 
-    model = load_language_model(
-        plan, dtype=dtype, quantize=quantize, check=lambda text: encode_prompt(text, prompt, max_new_tokens)
-    )
-    result = generate(
-        model, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, stream=not as_json
-    )
+    text_input = load_text_input(plan.path)
+    ids = encode_prompt(text_input, prompt, max_new_tokens)
+    model = load_language_model(plan, dtype=dtype, quantize=quantize, text_input=text_input)
+    result = generate(model, ids, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, stream=not as_json)
     if as_json:
         write_json(
             {

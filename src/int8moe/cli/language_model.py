@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +38,7 @@ class LanguageModel:
 
 
 def load_language_model(
-    plan: CheckpointPlan, *, dtype: str, quantize: bool, check: Callable[[TextInput], object] | None = None
+    plan: CheckpointPlan, *, dtype: str, quantize: bool, text_input: TextInput | None = None
 ) -> LanguageModel:
     """Load a checkpoint with INT8 experts.
 
@@ -48,22 +46,17 @@ def load_language_model(
         plan: the checkpoint.
         dtype: "auto", or the name of a torch dtype.
         quantize: quantise the experts that are stored in floats.
-        check: called before the weights are read; what it raises is raised.
+        text_input: the checkpoint's, where it has been loaded already.
 
     Raises:
         CheckpointError: the model is not supported or not whole, or has no tokenizer.
         ConfigError: transformers is absent or not tested, or a module that it wants is absent.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if text_input is None:
+        text_input = load_text_input(plan.path)
     with enable():
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
 
-        logging.set_verbosity_error()  # what it warns about are matters of a library's user
-        logging.disable_progress_bar()
-        text_input = load_text_input(plan.path)
-        if check is not None:
-            check(text_input)
         memory, started = PeakMemory(), time.perf_counter()
         options = {"experts_implementation": "int8moe"} if quantize else {}
         try:

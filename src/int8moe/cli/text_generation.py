@@ -108,22 +108,18 @@ def encode_prompt(text_input: TextInput, prompt: str, max_new_tokens: int) -> Te
 
 
 def generate(
-    language_model: LanguageModel, prompt: str, *, max_new_tokens: int, temperature: float, seed: int, stream: bool
+    language_model: LanguageModel, ids: Tensor, *, max_new_tokens: int, temperature: float, seed: int, stream: bool
 ) -> Generation:
     """Continue a prompt; of the checkpoint's generation_config the end of text counts, and nothing else.
 
     Args:
         language_model: the model.
-        prompt: the text to continue.
+        ids: of encode_prompt, int64 ``[tokens]``.
         max_new_tokens: at most so many.
         temperature: 0 takes the likeliest token each time.
         seed: of the tokens that are drawn.
         stream: write the text on stdout as it comes.
-
-    Raises:
-        UnsupportedInputError: the prompt has no tokens, or the model takes fewer than are asked for.
     """
-    ids = encode_prompt(language_model.text_input, prompt, max_new_tokens)
     torch.manual_seed(seed)
     streamer = TimedStreamer(language_model.text_input.tokenizer, visible=stream)
     settings = _settings(language_model.model.generation_config.eos_token_id, max_new_tokens, temperature)

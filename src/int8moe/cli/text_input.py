@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import CheckpointError
+from ..integrations.transformers.versions import check_version
 
 VOCABULARY_FILES = ("tokenizer.*", "vocab*", "tekken.json", "merges.txt", "*.model", "*.tiktoken")
 _WANTED = "put the model's tokenizer.json and tokenizer_config.json there"
@@ -35,9 +37,15 @@ def load_text_input(folder: Path) -> TextInput:
 
     Raises:
         CheckpointError: there is no tokenizer, or none that can be read.
+        ConfigError: transformers is absent or not tested.
     """
+    check_version()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoConfig, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()  # what it warns about are matters of a library's user
+    logging.disable_progress_bar()
     if not any(next(folder.glob(pattern), None) for pattern in VOCABULARY_FILES):
         # Without any, transformers makes a tokenizer of nothing.
         raise CheckpointError(

@@ -65,13 +65,15 @@ def encode_text(text_input: TextInput, text: str, window: int) -> Tensor:
     return ids
 
 
-def measure(language_model: LanguageModel, text: str, *, window: int) -> TextQuality:
+def measure(language_model: LanguageModel, ids: Tensor, *, num_bytes: int, window: int) -> TextQuality:
     """Predict a text, window by window.
 
-    Raises:
-        UnsupportedInputError: it has fewer than two tokens, or the window is longer than the model takes.
+    Args:
+        language_model: the model.
+        ids: of encode_text, int64 ``[tokens]``.
+        num_bytes: of the text, in UTF-8.
+        window: tokens that the model sees at a time.
     """
-    ids = encode_text(language_model.text_input, text, window)
     vocabulary = language_model.model.config.get_text_config().vocab_size
     together = max(1, _LOGITS_AT_A_TIME // (window * vocabulary))
     nats, predicted, started = 0.0, 0, time.perf_counter()
@@ -82,7 +84,7 @@ def measure(language_model: LanguageModel, text: str, *, window: int) -> TextQua
             nats += float(losses.to(torch.float64).sum())
             predicted += losses.numel()
     seconds = time.perf_counter() - started
-    return TextQuality(len(text.encode("utf-8")), len(ids), predicted, nats, seconds)
+    return TextQuality(num_bytes, len(ids), predicted, nats, seconds)
 
 
 def _batches(ids: Tensor, window: int, together: int) -> Iterator[tuple[Tensor, Tensor]]:
