@@ -34,6 +34,19 @@ def list_kernels(host: HostInfo | None = None) -> list[KernelInfo]:
     return sorted(rows, key=lambda row: (not row.available, -row.priority, row.name))
 
 
+def why_not_here(name: str) -> str | None:
+    """Why this machine cannot run one kernel; None when it can.
+
+    Raises:
+        NoKernelError: no kernel has that name.
+    """
+    registry = get_registry()
+    candidate = registry.find(name)
+    policy = machine_policy()
+    check_max_isa(policy.max_isa, registry.candidates())
+    return machine_refusal(candidate, this_host(), policy)
+
+
 def list_plugins() -> list[PluginInfo]:
     """Every discovered provider with its state."""
     return [

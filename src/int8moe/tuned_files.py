@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .checkpoint.cache_folder import default_cache_directory
+from .cache_folder import default_cache_directory
 
 
 def tuned_folder(namespace: str) -> Path:

@@ -13,9 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cache_folder import default_cache_directory
     from .load import Progress, load_moe_layers, load_router, load_router_biases
-    from .packed_cache import CacheOutcome, PackedCache
+    from .packed_cache import CacheOutcome, PackedCache, default_cache_directory
     from .plan import CheckpointPlan, LayerPlan, Routing, SkippedLayer, inspect_checkpoint
     from .w8a8_writer import QuantizedCheckpoint, quantize_checkpoint
 
@@ -37,9 +36,8 @@ __all__ = [
 ]
 
 _HOME = {
-    "cache_folder": ("default_cache_directory",),
     "load": ("Progress", "load_moe_layers", "load_router", "load_router_biases"),
-    "packed_cache": ("CacheOutcome", "PackedCache"),
+    "packed_cache": ("CacheOutcome", "PackedCache", "default_cache_directory"),
     "w8a8_writer": ("QuantizedCheckpoint", "quantize_checkpoint"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .safetensors_file import written_whole
+from .stamps import numbers
 
 NOTES = ".checked.json"
 
@@ -23,7 +24,7 @@ _SETTLED_NS = 2_000_000_000
 
 
 def _stamp(status: os.stat_result) -> list[int]:
-    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return [status.st_dev, *numbers(status)]
 
 
 def is_checked(file: Path, status: os.stat_result) -> bool:

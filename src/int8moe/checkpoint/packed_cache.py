@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from ..cache_folder import default_cache_directory, why_unwritable
 from ..contracts import WeightLayout
 from ..errors import CheckpointError, WeightLayoutError
 from ..layer import FusedMoE
 from ..parameters import WEIGHTS
 from ..saved_state import load_state
-from .cache_folder import DIRECTORY_VARIABLE, default_cache_directory
 from .checked_files import is_checked, note_checked
 from .experts import LayerPlan
 from .packed_file import DamagedFile, PackedFile, write_packed
@@ -155,7 +155,7 @@ class PackedCache:
                 nbytes = write_packed(file, *_saved_form(module, identity))
                 _remove_abandoned(file.parent)
             except OSError as error:
-                reason = f"{error.strerror}; name another folder with {DIRECTORY_VARIABLE} or --cache-dir"
+                reason = why_unwritable(error)
         state: State = "written" if reason is None else "failed"
         self.outcomes[layer.key] = CacheOutcome(state, file, nbytes, time.perf_counter() - started)
         if reason is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from ..errors import CheckpointError
@@ -15,6 +16,11 @@ Anybody can set the mtime, and tools that copy or synchronise do. The ctime is t
 """
 
 
+def numbers(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Size, mtime, ctime (both in ns) and inode: what of a file's status changes when somebody writes to it."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
 class Stamps:
     """Stamps of files; the header of each is read once, as one file may hold many layers."""
 
@@ -24,16 +30,15 @@ class Stamps:
     def of(self, file: Path) -> Stamp:
         """The stamp of a safetensors file; CheckpointError when it cannot be read."""
         try:
-            status = file.stat()
-            numbers = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-            known = (str(file), *numbers)
+            found = numbers(file.stat())
+            known = (str(file), *found)
             if known not in self._headers:
                 with open_regular(file) as stream:
                     header = stream.read(int.from_bytes(stream.read(8), "little"))
                 self._headers[known] = hashlib.sha256(header).hexdigest()
         except OSError as error:
             raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
-        return [*numbers, self._headers[known]]
+        return [*found, self._headers[known]]
 
 
 def content_digest(file: Path) -> str:

@@ -17,7 +17,7 @@ _STATES = {"read": "up to date", "written": "written"}
 
 def _check_folder(cache_dir: str | None) -> None:
     """Refuse a cache that cannot be written to before a layer is packed for it."""
-    from ..checkpoint.cache_folder import default_cache_directory
+    from ..cache_folder import default_cache_directory, why_unwritable
     from ..errors import CheckpointError
 
     folder = default_cache_directory() if cache_dir is None else Path(cache_dir)
@@ -26,10 +26,7 @@ def _check_folder(cache_dir: str | None) -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise CheckpointError(
-            f"packed cache {folder} cannot be written: {error.strerror}; name another folder with INT8MOE_CACHE_DIR "
-            "or --cache-dir"
-        ) from None
+        raise CheckpointError(f"packed cache {folder} cannot be written: {why_unwritable(error)}") from None
 
 
 @click.command("pack", cls=Verb)

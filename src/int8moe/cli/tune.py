@@ -27,17 +27,15 @@ def command(kernel: str, shape_name: str, tokens: tuple[int, ...], as_json: bool
     INT8MOE_CACHE_DIR.
     """
     from ..errors import Int8MoEError, NoKernelError
-    from ..listing import list_kernels
-    from ..registry import get_registry
+    from ..listing import why_not_here
     from ..tuned_files import tuned_folder
 
     try:
         shape = parse_shape(shape_name)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--shape'") from None
-    spec = get_registry().find(kernel).spec  # an unknown name is an error with near names
-    reason = next(row.reason for row in list_kernels() if row.name == kernel)
-    if reason:
+    reason = why_not_here(kernel)
+    if reason is not None:
         raise NoKernelError(
             f"kernel {kernel!r} cannot be tuned on this machine: {reason}. Run this on the machine that will serve"
         )
@@ -54,7 +52,7 @@ def command(kernel: str, shape_name: str, tokens: tuple[int, ...], as_json: bool
     if refused is not None:
         raise NoKernelError(f"kernel {kernel!r} does not take {shape_name}: {refused}. Give another --shape")
     files = bound.tune(config, tokens, say)
-    folder = tuned_folder(spec.namespace)
+    folder = tuned_folder(bound.spec.namespace)
     written = _write(folder, files)
     if as_json:
         write_json({"schema": 1, "kernel": kernel, "shape": shape_name, "tokens": list(tokens), "files": written})

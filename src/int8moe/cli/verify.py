@@ -49,15 +49,13 @@ def command(kernel: str, quick: bool, groups: tuple[str, ...], as_json: bool) ->
     Exits with 1 when a case fails or the kernel ends the process.
     """
     from ..errors import NoKernelError
-    from ..listing import list_kernels
-    from ..registry import get_registry
+    from ..listing import why_not_here
     from ..testing.group_names import GROUP_NAMES
 
     if unknown := [name for name in groups if name not in GROUP_NAMES]:
         raise click.BadParameter(f"{', '.join(unknown)}: groups are {', '.join(GROUP_NAMES)}", param_hint="'--group'")
-    get_registry().find(kernel)  # an unknown name is an error with near names
-    reason = next(row.reason for row in list_kernels() if row.name == kernel)
-    if reason:
+    reason = why_not_here(kernel)
+    if reason is not None:
         raise NoKernelError(f"kernel {kernel!r} cannot be verified on this machine: {reason}")
     results = run_suite(kernel, "reduced" if quick else "default", groups)
     if as_json:
