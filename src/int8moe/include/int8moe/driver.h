@@ -326,9 +326,6 @@ class Driver {
     const int64_t panel0 = task % blocks * group1_, left = panels1_ - panel0;
     return {active_[task / blocks], panel0, static_cast<int>(left < group1_ ? left : group1_)};
   }
-  static int64_t distance(const uint8_t* from, const uint8_t* to) {
-    return static_cast<int64_t>(reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from));
-  }
   const uint8_t* w13_panel(const Columns& c, int half, int p) const {
     return layer_->w13 + c.expert.local * layer_->w13_stride + half * Layout::half_bytes(inner_, hidden_) +
            (c.panel0 + p) * Layout::panel_bytes(hidden_);

@@ -57,6 +57,11 @@ constexpr int row_group(long) {
   return 1;
 }
 
+// Between any two places in memory, also of different arrays.
+inline int64_t distance(const uint8_t* from, const uint8_t* to) {
+  return static_cast<int64_t>(reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from));
+}
+
 template <int kMaxPanels>
 struct GemmBlock {
   const uint8_t* panel[kMaxPanels];  // each Layout::kColumns * depth bytes
@@ -75,8 +80,7 @@ struct GemmBlock {
   // From panel p to the one after it in a walk panel by panel: of this block, then of the next. Less lies fetched in the
   // cache between its arrival and its use than with next_offset.
   int64_t to_panel_after(int p, int count = 1) const {
-    const uint8_t* const after = p + count < panels ? panel[p + count] : panel[0] + next_offset;
-    return static_cast<int64_t>(reinterpret_cast<intptr_t>(after) - reinterpret_cast<intptr_t>(panel[p]));
+    return distance(panel[p], p + count < panels ? panel[p + count] : panel[0] + next_offset);
   }
 };
 
