@@ -33,6 +33,7 @@ def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """A machine that is pretended to be here, as the tiers' refusals."""
     facts, reasons = EXPECTED[request.param]
     monkeypatch.setattr(probe, "read_cpu", lambda: facts)
+    monkeypatch.setattr(LIBRARY, "built_tiers", lambda: probe.TIERS)
     return reasons
 
 
