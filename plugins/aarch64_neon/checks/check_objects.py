@@ -8,15 +8,16 @@ Needs binutils that know AArch64.
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PREFIX = "" if platform.machine() in ("aarch64", "arm64") else "aarch64-linux-gnu-"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from native_checks import Binutils, build_faults, report
+
+BINUTILS = Binutils(("aarch64", "arm64"), "aarch64-linux-gnu-")
 
 # What the numerics contract forbids everywhere: fused multiply-add, approximations, bf16 arithmetic.
 FORBIDDEN = re.compile(r"^(fn?m(add|sub)|fml[as]l?2?|frecp[esx]|frsqrt[es]|bf(cvt|dot|mmla|mlal)\w*|fcmla)$")
@@ -34,17 +35,12 @@ UNITS: dict[str, tuple[set[str], set[str], bool]] = {
     "tier_dotprod": (MATRICES, {"sdot"}, True),
     "tier_i8mm": (DOT_PRODUCTS, {"smmla"}, True),
 }
-ALLOWED_LIBRARIES = re.compile(r"^(libc\.so|libm\.so|libgcc_s\.so|ld-linux|libc\.musl)")
 # Of the compiler's own run-time library, linked in statically: atomics that ask the processor first.
 OUTLINED = re.compile(r"^__aarch64_")
 
 
-def _run(tool: str, *arguments: str) -> str:
-    return subprocess.run([PREFIX + tool, *arguments], check=True, capture_output=True, text=True).stdout
-
-
 def _instructions(path: Path) -> Iterator[tuple[str, str]]:
-    for line in _run("objdump", "-d", str(path)).splitlines():
+    for line in BINUTILS.run("objdump", "-d", str(path)).splitlines():
         if match := re.match(r"\s*[0-9a-f]+:\t[0-9a-f]{8} \t(\S+)\s*(.*)", line):
             yield match[1], match[2].partition("//")[0].strip()
 
@@ -52,13 +48,7 @@ def _instructions(path: Path) -> Iterator[tuple[str, str]]:
 def check_object(path: Path, stem: str) -> Iterator[str]:
     """Faults of one object file."""
     foreign, wanted, atomics = UNITS[stem]
-    own = rf"int8moe_{stem}$" if stem.startswith("tier_") else r"int8moe_"  # what it may define for others
-    for line in _run("nm", str(path)).splitlines():
-        kind, name = line.split()[-2:]
-        if kind in "wWvVu":
-            yield f"{path.name}: weak or unique symbol {name}: the linker could merge it with another tier's"
-        elif kind.isupper() and kind != "U" and not re.match(own, name):
-            yield f"{path.name}: defines {name} for other units"
+    yield from BINUTILS.symbol_faults(path, stem)
     seen = set()
     for name, operands in _instructions(path):
         seen.add(name)
@@ -76,13 +66,7 @@ def check_object(path: Path, stem: str) -> Iterator[str]:
 
 def check_library(path: Path) -> Iterator[str]:
     """Faults of the shared library: foreign run-time libraries, exports beyond the C interface."""
-    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", _run("readelf", "-d", str(path))):
-        if not ALLOWED_LIBRARIES.match(name):
-            yield f"{path.name}: needs {name}; an int8moe library needs the C library only"
-    for line in _run("nm", "-D", "--defined-only", str(path)).splitlines():
-        name = line.split()[-1]
-        if not name.startswith("int8moe_") and name not in ("_init", "_fini") and not OUTLINED.match(name):
-            yield f"{path.name}: exports {name}"
+    return BINUTILS.library_faults(path, OUTLINED)
 
 
 def main(arguments: list[str]) -> int:
@@ -90,27 +74,13 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print(__doc__)
         return 2
-    if shutil.which(PREFIX + "objdump") is None:
-        print(f"{PREFIX}objdump is not installed: install binutils for AArch64")
+    if shutil.which(BINUTILS.prefix + "objdump") is None:
+        print(f"{BINUTILS.prefix}objdump is not installed: install binutils for AArch64")
         return 2
     build = Path(arguments[0])
-    faults: list[str] = []
-    for stem in UNITS:
-        found = sorted(build.rglob(f"int8moe_objects.dir/**/{stem}.cpp.o"))
-        if not found:
-            faults.append(f"{build}: no object of {stem}.cpp")
-        for path in found:
-            faults += list(dict.fromkeys(check_object(path, stem)))
     libraries = [Path(a) for a in arguments[1:]] or sorted(build.rglob("libint8moe_*.so"))
-    if not libraries:
-        faults.append(f"{build}: no libint8moe_*.so")
-    for library in libraries:
-        faults += check_library(library)
-    for fault in faults:
-        print(fault)
-    if not faults:
-        print(f"ok: {len(UNITS)} units, {', '.join(str(library) for library in libraries)}")
-    return 1 if faults else 0
+    faults = build_faults(build, UNITS, check_object, check_library, libraries)
+    return report(faults, f"{len(UNITS)} units, {', '.join(str(library) for library in libraries)}")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,16 @@ binutils of s390x.
 
 from __future__ import annotations
 
-import platform
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-BINUTILS = "" if platform.machine() == "s390x" else "s390x-linux-gnu-"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from native_checks import Binutils, build_faults, report
+
+BINUTILS = Binutils(("s390x",), "s390x-linux-gnu-", loader="ld64.so")
 
 # Vector registers: every instruction of the vector facility begins with v or w, and nothing else does.
 VECTOR = re.compile(r"^[vw]")
@@ -47,17 +48,12 @@ UNITS = {
 # A tile's accumulators live in registers: no vector is loaded from, or stored to, the stack.
 TILE = re.compile(r"<\S*VxKernel4tile\S*>:$")
 SPILL = re.compile(r"^v(l|st)\s.*\(%r15\)")
-ALLOWED_LIBRARIES = re.compile(r"^(libc\.so|libm\.so|libgcc_s\.so|ld64\.so|libc\.musl)")
-
-
-def _run(command: str, *arguments: str) -> str:
-    return subprocess.run((BINUTILS + command, *arguments), check=True, capture_output=True, text=True).stdout
 
 
 def _faults_of_code(path: Path, unit: Unit) -> Iterator[str]:
     seen: set[str] = set()
     in_tile = False
-    for line in _run("objdump", "-d", "--no-show-raw-insn", str(path)).splitlines():
+    for line in BINUTILS.run("objdump", "-d", "--no-show-raw-insn", str(path)).splitlines():
         if line.endswith(">:"):
             in_tile = bool(TILE.search(line))
         if not (match := re.match(r"\s*[0-9a-f]+:\s+(\S+)\s*(.*)", line)):
@@ -77,42 +73,8 @@ def _faults_of_code(path: Path, unit: Unit) -> Iterator[str]:
 
 def check_object(path: Path, stem: str) -> Iterator[str]:
     """Faults of one object file."""
-    own = rf"int8moe_{stem}$" if stem.startswith("tier_") else r"int8moe_"  # what it may define for others
-    for line in _run("nm", str(path)).splitlines():
-        kind, name = line.split()[-2:]
-        if kind in "wWvVu":
-            yield f"{path.name}: weak or unique symbol {name}: the linker could merge it with another tier's"
-        elif kind.isupper() and kind != "U" and not re.match(own, name):
-            yield f"{path.name}: defines {name} for other units"
+    yield from BINUTILS.symbol_faults(path, stem)
     yield from _faults_of_code(path, UNITS[stem])
-
-
-def check_library(path: Path) -> Iterator[str]:
-    """Faults of the shared library: foreign run-time libraries, exports beyond the C interface."""
-    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", _run("readelf", "-d", str(path))):
-        if not ALLOWED_LIBRARIES.match(name):
-            yield f"{path.name}: needs {name}; an int8moe library needs the C library only"
-    for line in _run("nm", "-D", "--defined-only", str(path)).splitlines():
-        name = line.split()[-1]
-        if not name.startswith("int8moe_") and name not in ("_init", "_fini"):
-            yield f"{path.name}: exports {name}"
-
-
-def faults_of(build: Path) -> list[str]:
-    """What is wrong with a build, a line each."""
-    faults: list[str] = []
-    for stem in UNITS:
-        found = sorted(build.rglob(f"int8moe_objects.dir/**/{stem}.cpp.o"))
-        if not found:
-            faults.append(f"{build}: no object of {stem}.cpp")
-        for path in found:
-            faults += dict.fromkeys(check_object(path, stem))
-    libraries = sorted(build.rglob("libint8moe_*.so"))
-    if not libraries:
-        faults.append(f"{build}: no libint8moe_*.so")
-    for library in libraries:
-        faults += check_library(library)
-    return faults
 
 
 def main(arguments: list[str]) -> int:
@@ -120,12 +82,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print(__doc__)
         return 2
-    faults = faults_of(Path(arguments[0]))
-    for fault in faults:
-        print(fault)
-    if not faults:
-        print(f"ok: {len(UNITS)} units")
-    return 1 if faults else 0
+    faults = build_faults(Path(arguments[0]), UNITS, check_object, BINUTILS.library_faults)
+    return report(faults, f"{len(UNITS)} units")
 
 
 if __name__ == "__main__":

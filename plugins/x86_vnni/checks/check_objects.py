@@ -8,11 +8,15 @@ BUILD_FOLDER is a CMake build of this plugin. Exits non-zero with one line a fau
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from native_checks import Binutils, build_faults, report
+
+BINUTILS = Binutils(("x86_64", "AMD64"))
 
 # What the numerics contract forbids everywhere: fused multiply-add, approximations, conversions that flush denormals.
 FORBIDDEN = re.compile(
@@ -25,7 +29,6 @@ BEYOND_AVX512_VNNI = re.compile(
     r"^(tdp|tile|ldtilecfg|sttilecfg|t2rpntlvw|vp2intersect)|^v\w+ph\b|^vdpbf16|^vpdpb(ss|su|uu)"
 )
 TILES = re.compile(r"^(ldtilecfg|tilezero|tileloadd|tilestored|tilerelease|tdpbsud)$")
-ALLOWED_LIBRARIES = re.compile(r"^(libc\.so|libm\.so|libgcc_s\.so|ld-linux|libc\.musl)")
 
 
 class Instruction(NamedTuple):
@@ -69,14 +72,10 @@ UNITS = {
 }
 
 
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def _instructions(path: Path) -> Iterator[Instruction]:
     prefixes = r"(?:\{\w+\}\s+)?(?:(?:lock|rep\w*|data16|cs|bnd|notrack)\s+)*"
     line_form = re.compile(rf"\s*[0-9a-f]+:\t((?:[0-9a-f]{{2}} )+)\s*\t{prefixes}(\S+)\s*(.*)")
-    for line in _run("objdump", "-d", "--insn-width=16", str(path)).splitlines():
+    for line in BINUTILS.run("objdump", "-d", "--insn-width=16", str(path)).splitlines():
         if match := line_form.match(line):
             yield Instruction(
                 match[2], match[3], evex=match[1].startswith("62 ")
@@ -86,13 +85,7 @@ def _instructions(path: Path) -> Iterator[Instruction]:
 def check_object(path: Path, stem: str) -> Iterator[str]:
     """Faults of one object file."""
     foreign, wanted = UNITS[stem]
-    own = rf"int8moe_{stem}$" if stem.startswith("tier_") else r"int8moe_"  # what it may define for others
-    for line in _run("nm", str(path)).splitlines():
-        kind, name = line.split()[-2:]
-        if kind in "wWvVu":
-            yield f"{path.name}: weak or unique symbol {name}: the linker could merge it with another tier's"
-        elif kind.isupper() and kind != "U" and not re.match(own, name):
-            yield f"{path.name}: defines {name} for other units"
+    yield from BINUTILS.symbol_faults(path, stem)
     seen = set()
     for instruction in _instructions(path):
         seen.add(instruction.name)
@@ -108,13 +101,7 @@ def check_object(path: Path, stem: str) -> Iterator[str]:
 
 def check_library(path: Path) -> Iterator[str]:
     """Faults of the shared library: foreign run-time libraries, exports beyond the C interface."""
-    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", _run("readelf", "-d", str(path))):
-        if not ALLOWED_LIBRARIES.match(name):
-            yield f"{path.name}: needs {name}; an int8moe library needs the C library only"
-    for line in _run("nm", "-D", "--defined-only", str(path)).splitlines():
-        name = line.split()[-1]
-        if not name.startswith("int8moe_") and name not in ("_init", "_fini"):
-            yield f"{path.name}: exports {name}"
+    return BINUTILS.library_faults(path)
 
 
 def main(arguments: list[str]) -> int:
@@ -123,23 +110,9 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 2
     build = Path(arguments[0])
-    faults: list[str] = []
-    for stem in UNITS:
-        found = sorted(build.rglob(f"int8moe_objects.dir/**/{stem}.cpp.o"))
-        if not found:
-            faults.append(f"{build}: no object of {stem}.cpp")
-        for path in found:
-            faults += list(dict.fromkeys(check_object(path, stem)))
     libraries = [Path(a) for a in arguments[1:]] or sorted(build.rglob("libint8moe_*.so"))
-    if not libraries:
-        faults.append(f"{build}: no libint8moe_*.so")
-    for library in libraries:
-        faults += check_library(library)
-    for fault in faults:
-        print(fault)
-    if not faults:
-        print(f"ok: {len(UNITS)} units, {', '.join(str(library) for library in libraries)}")
-    return 1 if faults else 0
+    faults = build_faults(build, UNITS, check_object, check_library, libraries)
+    return report(faults, f"{len(UNITS)} units, {', '.join(str(library) for library in libraries)}")
 
 
 if __name__ == "__main__":

@@ -8,26 +8,10 @@ Exits non-zero with one line a fault. Needs binutils.
 from __future__ import annotations
 
 import sys
-import tempfile
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from check_objects import check_library
-
-
-def faults_of(wheel: Path) -> Iterator[str]:
-    """What is wrong with the wheel, a line each."""
-    if "-py3-none-" not in wheel.name:
-        yield f"{wheel.name}: is bound to one Python; py3-none is wanted"
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-        names = archive.namelist()
-        libraries = [name for name in names if ".so" in Path(name).name]
-        if libraries != ["int8moe_x86_vnni/libint8moe_x86_vnni.so"]:
-            yield f"{wheel.name}: holds the libraries {libraries or 'none'}; libint8moe_x86_vnni.so alone is wanted"
-        for name in libraries:
-            yield from check_library(Path(folder, name))
+from native_checks import report, wheel_faults
 
 
 def main(arguments: list[str]) -> int:
@@ -35,12 +19,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print(__doc__)
         return 2
-    faults = list(faults_of(Path(arguments[0])))
-    for fault in faults:
-        print(fault)
-    if not faults:
-        print(f"ok: {Path(arguments[0]).name}")
-    return 1 if faults else 0
+    wheel = Path(arguments[0])
+    return report(list(wheel_faults(wheel, "int8moe_x86_vnni", check_library)), wheel.name)
 
 
 if __name__ == "__main__":

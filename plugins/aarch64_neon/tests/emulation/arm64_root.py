@@ -121,8 +121,7 @@ class Arm64Root:
         wheels, partial = self.folder / "wheels", self.folder / "int8moe.partial"
         for folder in (wheels, partial):
             shutil.rmtree(folder, ignore_errors=True)
-        _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, REPOSITORY)
-        _run(sys.executable, REPOSITORY / "plugins/aarch64_neon/checks/cross_build.py", wheels)
+        _run(sys.executable, REPOSITORY / "wheels/build.py", wheels, ".", "plugins/aarch64_neon")
         self._install(partial, *sorted(wheels.glob("*.whl")))
         shutil.rmtree(self.own, ignore_errors=True)
         partial.rename(self.own)
