@@ -155,9 +155,6 @@ struct Avx2Kernel {
     groups<kTileRows, 1>(block, p, fetch_next, row, acc);
   }
 
-  // As many as a tile holds, but 7 and 8 as 4 + 3 and 4 + 4: a pass with one or two rows costs as much as one with three.
-  static int rows_of_pass(int64_t left) { return left == 7 || left == 8 ? 4 : left < kRows ? static_cast<int>(left) : kRows; }
-
   // vpmaddwd and vpaddd on registers: weights and activations already widened, 10 chains.
   static INT8MOE_NOINLINE int64_t peak(int64_t iterations) {
     constexpr int kChains = 10, kUnrolled = 16;
@@ -185,7 +182,7 @@ struct Avx2Kernel {
     const uint8_t* row[kRows];
     for (int64_t r0 = 0; r0 < block.rows;) {
       const int64_t left = block.rows - r0;
-      const int rows = rows_of_pass(left);
+      const int rows = left < kRows ? static_cast<int>(left) : kRows;
       for (int r = 0; r < rows; ++r) row[r] = block.row(r0 + r);
       // One or two rows wait for memory whatever is done, and do so least along their own streams. More have arithmetic
       // to hide it behind: their first pass fetches the panel that this worker needs next, which found its own so.
