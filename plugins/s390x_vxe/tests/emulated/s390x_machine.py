@@ -142,7 +142,7 @@ class Machine:
         _run(*pip, *_core_requirements())
         _run(*pip, "--no-deps", *core.glob("*.whl"), *self.wheels.glob("*.whl"))
 
-    def run(self, model: str, *arguments: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    def run(self, model: str, *arguments: str | Path, timeout: float = 1800) -> subprocess.CompletedProcess[str]:
         """Run the machine's Python on one of MODELS.
 
         The file of features that qemu 7 does not emulate is written first: one run at a time.
