@@ -56,6 +56,30 @@ def check_inputs(layer: FusedMoE, hidden_states: Tensor, topk_weights: Tensor, t
         raise bad(layer, "hidden_states", hidden_states, f"on {layer.w13_weight_scale.device}, as the weights")
 
 
+def check_rows(layer: FusedMoE, rows: Tensor, row_scales: Tensor | None) -> None:
+    """Refuse rows and row_scales of forward_sorted that do not fit, by name: a kernel trusts pointers."""
+    home = layer.w13_weight_scale.device
+    hidden_size = layer.config.hidden_size
+    for name, given in (("rows", rows), ("row_scales", row_scales)):
+        if given is None and name == "row_scales":
+            continue
+        if not isinstance(given, Tensor):
+            raise UnsupportedInputError(f"{layer.layer_name}: {name} is {type(given).__name__}; give a tensor")
+        if given.layout != torch.strided:
+            raise bad(layer, name, given, f"a strided tensor, not {given.layout}")
+        if given.device != home:
+            raise bad(layer, name, given, f"on {home}, as the weights")
+    if rows.dim() != 2 or rows.shape[1] != hidden_size:
+        raise bad(layer, "rows", rows, f"[T, {hidden_size}]")
+    if row_scales is None:
+        check_dtype(layer, "rows", rows)
+    elif rows.dtype != torch.int8 or row_scales.dtype != torch.float32 or row_scales.shape != rows.shape[:1]:
+        raise UnsupportedInputError(
+            f"{layer.layer_name}: rows {rows.dtype} with row_scales {row_scales.dtype} {list(row_scales.shape)}; "
+            f"give int8 rows with float32 [{rows.shape[0]}]"
+        )
+
+
 def checked_out(layer: FusedMoE, out: Tensor, shape: torch.Size, like: Tensor) -> Tensor:
     """The caller's out, if it fits."""
     if out.shape != shape or out.dtype != like.dtype or out.device != like.device:

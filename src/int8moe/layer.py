@@ -13,9 +13,8 @@ from .binding import BoundKernel, bind, choose
 from .call_inputs import (
     ID_DTYPES,
     WEIGHT_DTYPES,
-    bad,
-    check_dtype,
     check_inputs,
+    check_rows,
     checked_out,
     must_use_operator,
     same_storage,
@@ -327,7 +326,7 @@ class FusedMoE(ExpertWeights):
         Raises:
             Int8MoEError: the kernel has no apply_rows hook.
             WeightLayoutError: the weights were never packed.
-            UnsupportedInputError: wrong shapes or dtypes, or counts that do not add up to T.
+            UnsupportedInputError: wrong shapes, dtypes or devices, or counts that do not add up to T.
         """
         packed = self._packed
         if packed is None:
@@ -337,23 +336,15 @@ class FusedMoE(ExpertWeights):
                 f"kernel {self.kernel.name} has no apply_rows hook, which forward_sorted needs; "
                 "call the layer with topk_ids, or name another kernel"
             )
+        check_rows(self, rows, row_scales)
         if torch.is_grad_enabled() and rows.requires_grad:
             raise Int8MoEError(ops.INFERENCE_ONLY)
         counts = torch.as_tensor(num_tokens_per_expert).detach().to("cpu", torch.int64).contiguous()
         local = self.config.local_experts
-        if rows.dim() != 2 or rows.shape[1] != self.config.hidden_size:
-            raise bad(self, "rows", rows, f"[T, {self.config.hidden_size}]")
         if counts.shape != (local,) or bool((counts < 0).any()) or int(counts.sum()) != rows.shape[0]:
             raise UnsupportedInputError(
                 f"{self.layer_name}: num_tokens_per_expert is {counts.tolist()}; give {local} counts that add up to "
                 f"{rows.shape[0]}, the number of rows"
-            )
-        if row_scales is None:
-            check_dtype(self, "rows", rows)
-        elif rows.dtype != torch.int8 or row_scales.dtype != torch.float32 or row_scales.shape != rows.shape[:1]:
-            raise UnsupportedInputError(
-                f"{self.layer_name}: rows {rows.dtype} with row_scales {row_scales.dtype} {list(row_scales.shape)}; "
-                f"give int8 rows with float32 [{rows.shape[0]}]"
             )
         out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
         self.kernel.apply_rows(packed, rows.resolve_neg(), row_scales, counts, out)

@@ -17,7 +17,7 @@ from ..host import this_host
 from ..registry import get_registry
 from .bits import assert_matches
 from .case import skip
-from .makers import Experts, make_experts, make_hidden_states, make_layer, make_routing, reference_output, threads
+from .makers import Experts, make_experts, make_hidden_states, make_routing, reference_output, threads
 from .narrowing import WHOLE, Narrowing
 
 if TYPE_CHECKING:
@@ -165,15 +165,17 @@ class Target:
         """Make a layer pinned to this kernel, loaded and (unless told otherwise) packed."""
         self.need_config(config)
         experts = make_experts(config, seed=seed) if experts is None else experts
-        if packed and self.spec.device == "cpu":
-            return make_layer(config, kernel=self.name, experts=experts, expert_map=expert_map)
-        from ..layer import FusedMoE
-
-        layer = FusedMoE(config, kernel=self.name, expert_map=expert_map, device=self.spec.device)
+        layer = self.empty_layer(config, expert_map=expert_map)
         layer.load_weights(**experts.tensors())
         if packed:
             layer.process_weights_after_loading()
         return layer
+
+    def empty_layer(self, config: MoEConfig, *, expert_map: Tensor | None = None) -> FusedMoE:
+        """Make a layer pinned to this kernel, on its device, without weights."""
+        from ..layer import FusedMoE
+
+        return FusedMoE(config, kernel=self.name, expert_map=expert_map, device=self.spec.device)
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """Copy to the kernel's device, strides and all; on the CPU the tensor itself."""

@@ -155,13 +155,11 @@ def _wrong_tag_in_state(target: Target) -> None:
 
 def _state_dict(target: Target) -> None:
     """A packed state goes into a layer that was never loaded, and gives the same bits."""
-    from ...layer import FusedMoE
-
     config = target.config(hidden_size=65, intermediate_size=33)
     experts = make_experts(config, seed=72)
     source = target.layer(config, experts)
     state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in source.state_dict().items()}
-    layer = FusedMoE(config, kernel=target.name, device=target.spec.device)
+    layer = target.empty_layer(config)
     layer.load_state_dict(state)
     assert layer.weight_layout == source.weight_layout, f"{layer.weight_layout}, expected {source.weight_layout}"
     target.check(layer, experts, target.inputs(config, 6, seed=73))

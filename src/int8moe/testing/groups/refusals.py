@@ -53,8 +53,9 @@ def _inputs(target: Target, change: str) -> None:
         "weights-rows": (x, weights[:3], ids, "topk_weights"),
         "weights-columns": (x, torch.cat([weights, weights], dim=1), ids, "topk_weights"),
     }
-    hidden, w, i, word = changed[change]
-    refuses(UnsupportedInputError, lambda: layer(hidden, w, i), word)
+    *given, word = changed[change]
+    there = [tensor if tensor.is_meta else target.to_device(tensor) for tensor in given]
+    refuses(UnsupportedInputError, lambda: layer(*there), word)
 
 
 _CHANGES = (
@@ -67,7 +68,7 @@ _CHANGES = (
 def _out(target: Target) -> None:
     config = target.config()
     layer = target.layer(config)
-    inputs = target.inputs(config, 4)
+    inputs = [target.to_device(tensor) for tensor in target.inputs(config, 4)]
     other = torch.float16 if inputs[0].dtype == torch.float32 else torch.float32
     for wrong in (torch.empty_like(inputs[0][:3]), inputs[0].to(other), inputs[0].to("meta")):
         refuses(UnsupportedInputError, functools.partial(layer, *inputs, out=wrong), "out")
@@ -84,7 +85,7 @@ def _undeclared_dtype(target: Target) -> None:
     if not missing:
         skip("every dtype is declared")
     for name in missing:
-        x, weights, ids = target.inputs(config, 2)
+        x, weights, ids = map(target.to_device, target.inputs(config, 2))
         call = functools.partial(layer, x.to(getattr(torch, name)), weights, ids)
         refuses(UnsupportedInputError, call, "hidden_states", name)
         refuses(NoKernelError, functools.partial(_select, target, target.config(hidden_dtype=name)), name)
@@ -111,8 +112,8 @@ def _too_long(target: Target, field: str) -> None:
     """H or I above 65,793 is refused at selection, naming the bound, before any memory is taken."""
     for size in (MAX_REDUCTION + 1, 10**6, 2**31):
         asked = target.config(num_experts=1, top_k=1, **{field: size})
-        refuses(NoKernelError, functools.partial(FusedMoE, asked, kernel=target.name), "65,793", field)
-        refuses(NoKernelError, functools.partial(select_kernel, asked), "65,793", field)
+        refuses(NoKernelError, functools.partial(target.empty_layer, asked), "65,793", field)
+        refuses(NoKernelError, functools.partial(select_kernel, asked, device=target.spec.device), "65,793", field)
     edge = target.config(num_experts=1, top_k=1, **{field: MAX_REDUCTION})
     target.need_config(edge)
     assert _select(target, edge) == target.name
@@ -121,8 +122,8 @@ def _too_long(target: Target, field: str) -> None:
 def _never_packed(target: Target) -> None:
     """A layer that is empty, loaded or reset refuses to run, naming kernel and layer."""
     config = target.config()
-    inputs = target.inputs(config, 3)
-    empty = FusedMoE(config, kernel=target.name, device=target.spec.device)
+    inputs = [target.to_device(tensor) for tensor in target.inputs(config, 3)]
+    empty = target.empty_layer(config)
     loaded = target.layer(config, packed=False)
     reset = target.layer(config)
     reset.reset()
@@ -132,7 +133,7 @@ def _never_packed(target: Target) -> None:
         rows = inputs[0], torch.tensor([3, 0, 0, 0])
         refuses(WeightLayoutError, functools.partial(layer.forward_sorted, *rows), *words)
     refuses(WeightLayoutError, empty.process_weights_after_loading, "load_weights")
-    renamed = FusedMoE(config, kernel=target.name, device=target.spec.device)
+    renamed = target.empty_layer(config)
     renamed.layer_name = "model.layers.7.mlp.experts"
     refuses(WeightLayoutError, functools.partial(renamed, *inputs), target.name, renamed.layer_name)
 
@@ -151,7 +152,7 @@ def _bad_weights(target: Target) -> None:
     """Missing, NaN, negative, infinite scales; wrong shapes and dtypes: by parameter and expert."""
     config = target.config(num_experts=8)
     experts = make_experts(config)
-    layer = FusedMoE(config, kernel=target.name, device=target.spec.device)
+    layer = target.empty_layer(config)
     for name in ("w13_weight_scale", "w2_weight_scale"):
         for value in (float("nan"), -1.0, float("inf")):
             bad = experts.clone().tensors()
@@ -178,13 +179,14 @@ def _configs(target: Target) -> None:
     refuses(ConfigError, lambda: target.config(hidden_size=0), "hidden_size")
     refuses(ConfigError, lambda: target.config(num_experts=-1), "num_experts")
     refuses(ConfigError, lambda: target.config(activation="sliu"), "activation")
-    refuses(NoKernelError, lambda: FusedMoE(target.config(), kernel=target.name + "x"), target.name)
+    unknown = functools.partial(FusedMoE, target.config(), kernel=target.name + "x", device=target.spec.device)
+    refuses(NoKernelError, unknown, target.name)
 
 
 def _sorted_rows(target: Target) -> None:
     config = target.config()
     layer = target.layer(config)
-    x = target.inputs(config, 6)[0]
+    x = target.to_device(target.inputs(config, 6)[0])
     call = layer.forward_sorted
     if target.bound.apply_rows is None:
         refuses(Int8MoEError, lambda: call(x, torch.tensor([6, 0, 0, 0])), target.name, "apply_rows")
@@ -195,9 +197,12 @@ def _sorted_rows(target: Target) -> None:
     refuses(UnsupportedInputError, lambda: call(x[:, :-1], fine), "rows")
     refuses(UnsupportedInputError, lambda: call(x.double(), fine), "rows")
     refuses(UnsupportedInputError, lambda: call(x.to(torch.int8), fine), "rows")
-    scales = torch.ones(6)
+    scales = target.to_device(torch.ones(6))
     refuses(UnsupportedInputError, lambda: call(x, fine, row_scales=scales), "row_scales")
     refuses(UnsupportedInputError, lambda: call(x.to(torch.int8), fine, row_scales=scales[:5]), "row_scales")
+    # On another device: a kernel would take the address for one of its own.
+    refuses(UnsupportedInputError, lambda: call(x.to("meta"), fine), "rows", "meta")
+    refuses(UnsupportedInputError, lambda: call(x.to(torch.int8), fine, row_scales=scales.to("meta")), "row_scales")
 
 
 def cases(grid: Grid) -> Iterator[Case]:
