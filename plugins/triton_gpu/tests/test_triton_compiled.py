@@ -20,6 +20,8 @@ QWEN3 = MoEConfig(num_experts=128, top_k=8, hidden_size=2048, intermediate_size=
 GPT_OSS = MoEConfig(
     num_experts=32, top_k=4, hidden_size=2880, intermediate_size=2880, activation="swigluoai", has_bias=True
 )
+QWEN3_NEXT = MoEConfig(num_experts=512, top_k=10, hidden_size=2048, intermediate_size=512)
+MANY_SLOTS = MoEConfig(num_experts=256, top_k=128, hidden_size=16, intermediate_size=32)
 ODD = MoEConfig(num_experts=9, top_k=3, hidden_size=100, intermediate_size=33, has_bias=True)
 
 SHARED_MOST = {"cuda": 99 * 1024, "hip": 64 * 1024}
@@ -59,6 +61,8 @@ def forwards(architecture: str) -> list[Forward]:
         found += [Forward(config, 4), Forward(config, 1024)]
     mapped = {"has_expert_map": True, "num_local_experts": 5}
     found += [
+        Forward(QWEN3_NEXT, 64),
+        Forward(MANY_SLOTS, 300),
         Forward(ODD, 7, torch.float16),
         Forward(ODD, 70, torch.float32),
         Forward(ODD.model_copy(update=mapped), 70, torch.float16),

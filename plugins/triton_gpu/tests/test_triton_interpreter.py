@@ -118,6 +118,26 @@ def test_activations_and_dtypes_on_both_paths(activation: str, dtype: torch.dtyp
     assert_same_bits(actual, expected)
 
 
+@pytest.mark.parametrize("which", ["weights", "ids"])
+def test_offsets_of_any_stride_have_64_bits(which: str) -> None:
+    """A slot's number times its stride is beyond 2**31. The memory between is never touched, and takes none."""
+    config = CONFIG.model_copy(update={"has_bias": False})
+    stride = 1_500_000_000
+    weights_of_layer = make_experts(config)
+    x = make_hidden_states(5, config.hidden_size, dtype=torch.float32)
+    plain = dict(zip(("weights", "ids"), make_routing(5, config.num_experts, config.top_k), strict=True))
+    wide = torch.empty((config.top_k - 1) * stride + 5, dtype=plain[which].dtype).as_strided(
+        (5, config.top_k), (1, stride)
+    )
+    wide.copy_(plain[which])
+    layer = make_layer(config, kernel=KERNEL, experts=weights_of_layer)
+    with torch.no_grad():
+        actual = layer(x, *(plain | {which: wide}).values())
+    assert_same_bits(
+        actual, reference_output(config, weights_of_layer, x, **{f"topk_{k}": v for k, v in plain.items()})
+    )
+
+
 def test_chunks_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "SCRATCH_BYTES", 4096)
     actual, expected = outputs(CONFIG, 20, torch.float32)

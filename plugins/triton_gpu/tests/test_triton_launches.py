@@ -34,6 +34,20 @@ def test_launches_depend_on_shapes_alone() -> None:
     assert record(CONFIG, 100, torch.bfloat16, "sm_90") == record(CONFIG, 100, torch.bfloat16, "sm_90")
 
 
+@pytest.mark.parametrize("sizes", [(1, 2, 7, 16), (17, 18, 39, 64), (600, 1000, 1024)])
+def test_another_number_of_tokens_is_no_other_kernel(sizes: tuple[int, ...]) -> None:
+    """A server's batch is of another size at every call: what is compiled is the same while the step of tiles is."""
+    short = {"hidden_size": 64, "intermediate_size": 48}  # several rows a program
+    for changes in ({}, short, {"top_k": 1}, {"num_experts": 300}):
+        config = CONFIG.model_copy(update=changes)
+        steps = default_steps("sm_90")
+        by_step: dict[object, set[object]] = {}
+        for tokens in sizes:
+            choice = steps.step(tokens * config.top_k, config.num_experts)
+            by_step.setdefault(choice, set()).add(tuple(record(config, tokens, torch.bfloat16, "sm_90")))
+        assert all(len(launches) == 1 for launches in by_step.values()), changes
+
+
 def test_no_token_launches_nothing() -> None:
     assert names(0) == []
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from int8moe.weights import ExpertWeights
 
 _MOST_TOP_K = 128
-"""combine ranks a token's slots by comparing each with each."""
+"""combine keeps the ids of a token in registers."""
 
 
 class GroupedGemmExperts:

@@ -21,6 +21,7 @@ SCRATCH_BYTES = 512 * 2**20
 """More tokens than fit into so much scratch are taken in chunks: the result of a chunk depends on its rows alone."""
 
 _SLOTS = 256  # a program of the routing kernels
+_COMPARED = 8192  # (expert, block) pairs in a program of lay_out_blocks
 
 # No fused multiply-add, in any launch: docs/numerics.md has a rounding after each multiply.
 COMPILE = {"enable_fp_fusion": False}
@@ -117,7 +118,7 @@ def quantize(x: Tensor, factor: Tensor | None, elements: int) -> tuple[Tensor, T
     rows, columns = x.shape
     q = torch.empty((rows, _padded(columns)), dtype=torch.int8, device=x.device)[:, :columns]
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
-    height, width = _cut(rows, columns, elements)
+    height, width = _cut(columns, elements)
     quantize_rows[(_divided(rows, height),)](
         _as_stored(x),
         *x.stride(),
@@ -177,7 +178,7 @@ def unweighted_rows(
     if counts is not None:
         next_row = torch.empty_like(counts)
         experts = _power_of_two(layer.experts)
-        piece = max(1, min(_power_of_two(blocks), 8192 // experts))
+        piece = max(1, _COMPARED // experts)
         lay_out_blocks[(_divided(blocks, piece),)](
             counts,
             next_row,
@@ -187,6 +188,7 @@ def unweighted_rows(
             BLOCK_M=block_m,
             EXPERTS=experts,
             BLOCKS=piece,
+            num_warps=8,
             **COMPILE,
         )
         place_slots[(_divided(slots, _SLOTS),)](expert_of_slot, next_row, slot_of_row, slots, SLOTS=_SLOTS, **COMPILE)
@@ -249,7 +251,8 @@ def _gemm(
 
 def _combine(layer: Layer, y: Tensor, ids: Tensor, expert_of_slot: Tensor, weights: Tensor | None, out: Tensor) -> None:
     tokens, top_k = ids.shape
-    height, width = _cut(tokens, layer.hidden, layer.steps.elements)
+    height, width = _cut(layer.hidden, layer.steps.elements)
+    height = max(1, min(height, layer.steps.elements // (4 * _power_of_two(top_k))))  # of registers, a slot takes four
     combine[(_divided(tokens, height), _divided(layer.hidden, width))](
         y,
         ids,
@@ -271,10 +274,13 @@ def _combine(layer: Layer, y: Tensor, ids: Tensor, expert_of_slot: Tensor, weigh
     )
 
 
-def _cut(rows: int, columns: int, elements: int) -> tuple[int, int]:
-    """Rows and columns of one step, ``elements`` of them; more than one row where the rows are short."""
+def _cut(columns: int, elements: int) -> tuple[int, int]:
+    """Rows and columns of one step, ``elements`` of them; more than one row where the rows are short.
+
+    It does not follow the number of rows: another batch size would be another kernel to compile.
+    """
     width = min(elements, _power_of_two(columns))
-    return max(1, min(_power_of_two(rows), elements // width)), width
+    return elements // width, width
 
 
 def _as_stored(tensor: Tensor) -> Tensor:

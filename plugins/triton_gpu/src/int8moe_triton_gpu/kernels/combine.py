@@ -8,7 +8,16 @@ from .formats import narrow
 LAST_ID = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(
+    do_not_specialize=[
+        "ids_token_stride",
+        "ids_slot_stride",
+        "weights_token_stride",
+        "weights_slot_stride",
+        "tokens",
+        "top_k",
+    ]
+)
 def combine(
     y_ptr,
     ids_ptr,
@@ -38,13 +47,17 @@ def combine(
     mask = live[:, None] & (column < columns)[None, :]
     # Ids are compared among global ones; equal ids go by slot, and so does what stands beyond top_k.
     slot = tl.arange(0, SLOTS)
-    id_offsets = (token * ids_token_stride)[:, None] + (slot * ids_slot_stride)[None, :]
+    id_offsets = (token * ids_token_stride)[:, None] + (slot.to(tl.int64) * ids_slot_stride)[None, :]
     inside = (slot < top_k)[None, :]
     ids = tl.load(ids_ptr + id_offsets, mask=live[:, None] & inside, other=0).to(tl.int64)
     ids = tl.where(inside, ids, LAST_ID)
-    mine, others = ids[:, :, None], ids[:, None, :]
-    before = (others < mine) | ((others == mine) & (slot[None, :] < slot[:, None])[None, :, :])
-    rank = tl.sum(before.to(tl.int32), axis=2)
+    rank = tl.zeros([ROWS, SLOTS], tl.int32)
+    other_offsets = token * ids_token_stride
+    for other in range(0, top_k):
+        others = tl.load(ids_ptr + other_offsets, mask=live, other=0).to(tl.int64)[:, None]
+        before = (others < ids) | ((others == ids) & (slot > other)[None, :])
+        rank += before.to(tl.int32)
+        other_offsets += ids_slot_stride
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     for place in range(0, top_k):
         now = tl.sum(tl.where(rank == place, slot[None, :], 0), axis=1)
@@ -53,7 +66,7 @@ def combine(
         # An absent slot's row was never written; whatever is there is not used.
         y = tl.load(y_ptr + (row * columns)[:, None] + column[None, :], mask=mask, other=0.0)
         if HAS_WEIGHT:
-            at = token * weights_token_stride + now * weights_slot_stride
+            at = token * weights_token_stride + now.to(tl.int64) * weights_slot_stride
             y = tl.load(weights_ptr + at, mask=live, other=0.0)[:, None] * y
         total = tl.where(present[:, None], total + y, total)
     tl.store(out_ptr + (token * columns)[:, None] + column[None, :], narrow(total, FORMAT), mask=mask)

@@ -18,7 +18,7 @@ def _load(x_ptr, x_column_stride, row_start, first, columns, live, factor, FORMA
     return widen(tl.load(x_ptr + offsets, mask=mask, other=0), FORMAT) * factor[:, None]
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["factor_stride", "rows"])
 def quantize_rows(
     x_ptr,
     x_row_stride,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["slots"])
+@triton.jit(do_not_specialize=["ids_token_stride", "ids_slot_stride", "slots", "top_k", "num_experts", "local_experts"])
 def place_experts(
     ids_ptr,
     ids_token_stride,
@@ -44,7 +44,7 @@ def place_experts(
         tl.atomic_add(counts_ptr + local, 1, mask=known)
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit(do_not_specialize=["blocks", "local_experts"])
 def lay_out_blocks(
     counts_ptr,
     next_row_ptr,
