@@ -106,6 +106,38 @@ def test_a_damaged_file_is_one_clear_error(folder: Path, text: str, words: str) 
     assert "int8moe tune again" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "NVIDIA A100"},
+        {"architecture": "sm_80"},
+        {"num_experts": 64},
+        {"intermediate_size": 1},
+        {"hidden_size": 1},
+    ],
+)
+def test_a_file_that_was_measured_for_something_else_is_refused(folder: Path, changes: dict[str, object]) -> None:
+    """Copied or renamed: the name is right, what it holds is of another device or layer."""
+    path = folder / tuned.file_name(H100, 128, 768, 2048)
+    path.write_text(json.dumps(document(**changes)))
+    with pytest.raises(ConfigError, match=f"measured on .*{next(iter(changes.values()))}") as error:
+        steps_for()
+    assert str(path) in str(error.value)
+    assert "int8moe tune again" in str(error.value)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_told_and_the_defaults_serve(folder: Path, monkeypatch, caplog) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    steps = default_steps("sm_90")
+    with caplog.at_level(logging.WARNING, "int8moe.triton_gpu"):
+        assert steps_for() == steps
+    assert f"{folder}: Permission denied" in caplog.text
+    assert "INT8MOE_CACHE_DIR" in caplog.text
+
+
 def spoiled(change) -> dict[str, object]:
     steps = json.loads(default_steps("sm_90").model_dump_json())
     change(steps)

@@ -57,8 +57,8 @@ def file_name(device: Device, experts: int, inner: int, hidden: int) -> str:
     return f"{device.architecture}-{name}-E{experts}-I{inner}-H{hidden}.json"
 
 
-def read_tuned(path: Path) -> Steps:
-    """The steps of a file.
+def read_tuned(path: Path) -> TunedFile:
+    """A file that ``int8moe tune`` wrote.
 
     Raises:
         ConfigError: it cannot be read, or is not what ``int8moe tune`` writes.
@@ -74,7 +74,16 @@ def read_tuned(path: Path) -> Steps:
         raise ConfigError(
             f"{path}: schema {found.schema_version}, this release reads {SCHEMA}; delete it, or run int8moe tune again"
         )
-    return found.steps
+    return found
+
+
+def _misplaced(found: TunedFile, device: Device, experts: int, inner: int, hidden: int) -> str | None:
+    """What a file was measured for, if it is something else."""
+    wanted = (device.name, device.architecture, experts, inner, hidden)
+    measured = (found.device, found.architecture, found.num_experts, found.intermediate_size, found.hidden_size)
+    if measured == wanted:
+        return None
+    return "measured on {} ({}) for E {}, I {}, H {}".format(*measured)
 
 
 def steps_for(device: torch.device, experts: int, inner: int, hidden: int) -> Steps:
@@ -86,9 +95,20 @@ def steps_for(device: torch.device, experts: int, inner: int, hidden: int) -> St
 def _steps_for(device: Device, experts: int, inner: int, hidden: int) -> Steps:
     name = file_name(device, experts, inner, hidden)
     for folder in (tuned_folder("triton_gpu"), _SHIPPED):
-        if (folder / name).is_file():
-            logger.info("tuned tiles of %s", folder / name)
-            return read_tuned(folder / name)
+        path = folder / name
+        try:
+            there = path.is_file()
+        except OSError as error:  # a folder of another user: a tile changes no bit, so that the defaults will do
+            logger.warning("%s: %s; tuned tiles are not looked for there, INT8MOE_CACHE_DIR names another folder",
+                           folder, error.strerror)  # fmt: skip
+            continue
+        if there:
+            found = read_tuned(path)
+            other = _misplaced(found, device, experts, inner, hidden)
+            if other is not None:
+                raise ConfigError(f"{path}: {other}, which its name does not say; delete it, or run int8moe tune again")
+            logger.info("tuned tiles of %s", path)
+            return found.steps
     logger.info(
         "no tuned tiles for E %d, I %d, H %d on %s (%s): the defaults serve; `int8moe tune` measures",
         experts, inner, hidden, device.name, name,
