@@ -61,6 +61,20 @@ def test_a_kernel_writes_nowhere_else(int8moe: Command, plugins: Any, tmp_path: 
     assert not (tmp_path / "escape.json").exists()
 
 
+@pytest.mark.parametrize("where", ["a file", "below a file"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_measuring(
+    int8moe: Command, plugins: Any, tmp_path: Path, where: str
+) -> None:
+    site = add_kernel(plugins, "here.json")
+    (tmp_path / "file").write_text("not a folder")
+    folder = tmp_path / "file" if where == "a file" else tmp_path / "file" / "cache"
+    done = int8moe(*SMOKE, site=site, INT8MOE_CACHE_DIR=str(folder))
+    assert done.returncode == 1
+    assert "measured" not in done.stderr
+    assert f"{folder}/tuned/acme cannot be written: Not a directory; name another folder with" in done.stderr
+    assert "INT8MOE_CACHE_DIR" in done.stderr
+
+
 def test_kernel_without_anything_to_tune(int8moe: Command) -> None:
     assert "has no tune hook" in int8moe.error("tune", "--kernel", "reference.torch")
 

@@ -17,6 +17,7 @@ import torch
 
 from int8moe import reference
 from int8moe.contracts import ACTIVATIONS, MoEConfig
+from int8moe.errors import ConfigError, WeightLayoutError
 from int8moe.testing import (
     assert_same_bits,
     make_experts,
@@ -150,6 +151,17 @@ def test_chunks_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_of_experts(changes: dict[str, int]) -> None:
     actual, expected = outputs(CONFIG.model_copy(update=changes), 40, torch.bfloat16)
     assert_same_bits(actual, expected)
+
+
+def test_tuned_tiles_that_cannot_be_read_are_an_error_of_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of the first call, when requests wait."""
+
+    def damaged(*shape: object) -> None:
+        raise ConfigError("tiles.json: not a file of tuned tiles")
+
+    monkeypatch.setattr(experts, "steps_for", damaged)
+    with pytest.raises(WeightLayoutError, match="not a file of tuned tiles"):
+        make_layer(CONFIG, kernel=KERNEL)
 
 
 def test_tuned_tiles_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import click
 
 from ..benchmark.shapes import NUMBERS, SHAPES, parse_shape
+from ..cache_folder import DIRECTORY_VARIABLE
 from .bench import token_counts
 from .output import Verb, say, write, write_json
 from .output_file import replace_file
@@ -51,8 +53,9 @@ def command(kernel: str, shape_name: str, tokens: tuple[int, ...], as_json: bool
     refused = bound.refusal(config, this_host())
     if refused is not None:
         raise NoKernelError(f"kernel {kernel!r} does not take {shape_name}: {refused}. Give another --shape")
-    files = bound.tune(config, tokens, say)
     folder = tuned_folder(bound.spec.namespace)
+    _check_writable(folder)
+    files = bound.tune(config, tokens, say)
     written = _write(folder, files)
     if as_json:
         write_json({"schema": 1, "kernel": kernel, "shape": shape_name, "tokens": list(tokens), "files": written})
@@ -60,6 +63,20 @@ def command(kernel: str, shape_name: str, tokens: tuple[int, ...], as_json: bool
         for path in written:
             write(f"tuned: {path}")
     return 0
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to before the measuring, which takes minutes."""
+    from ..errors import ConfigError
+
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        with tempfile.NamedTemporaryFile(dir=nearest, prefix=".tune."):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written: {error.strerror}; name another folder with {DIRECTORY_VARIABLE}"
+        ) from None
 
 
 def _write(folder: Path, files: dict[str, str]) -> list[str]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from int8moe.contracts import HostInfo, MoEConfig
     from int8moe.weights import ExpertWeights
 
+    from .tiles import Steps
+
 _MOST_TOP_K = 128
 """combine keeps the ids of a token in registers."""
 
@@ -44,6 +46,7 @@ class GroupedGemmExperts:
     def process_weights_after_loading(self, layer: ExpertWeights) -> WeightLayout:
         """Nothing is packed: rows of K consecutive bytes are what int8 tensor instructions want."""
         layer.prepared = None
+        _steps(layer)  # a damaged file of tuned tiles is an error here, and not while serving
         return WeightLayout.canonical()
 
     @hookimpl
@@ -106,6 +109,11 @@ def _fp32(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().to(torch.float32).contiguous()
 
 
+def _steps(layer: ExpertWeights) -> Steps:
+    config = layer.config
+    return steps_for(layer.w13_weight.device, config.local_experts, config.intermediate_size, config.hidden_size)
+
+
 def _prepare(layer: ExpertWeights) -> forward.Layer:
     config = layer.config
     device = layer.w13_weight.device
@@ -128,7 +136,7 @@ def _prepare(layer: ExpertWeights) -> forward.Layer:
         gated=config.is_gated,
         alpha=config.swiglu_alpha,
         limit=config.swiglu_limit,
-        steps=steps_for(device, config.local_experts, config.intermediate_size, config.hidden_size),
+        steps=_steps(layer),
     )
     layer.prepared = prepared
     return prepared
