@@ -64,6 +64,17 @@ class AuxTensors(nn.Module):
         self._buffers.clear()
 
 
+def numbered(device: str | torch.device) -> torch.device:
+    """The device with its number. Tensors of "cuda" say "cuda:0", which is not equal to it.
+
+    Without a number it would also mean another device whenever the current one changes.
+    """
+    device = torch.device(device)
+    if device.index is not None or device.type in ("cpu", "meta"):
+        return device
+    return torch.empty(0, device=device).device
+
+
 def allocate_bytes(count: int, device: torch.device) -> Tensor:
     """Uninitialised bytes, 64-byte aligned; large ones ask for huge pages."""
     storage = torch.empty(count, dtype=torch.uint8, device=device)

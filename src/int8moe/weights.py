@@ -19,7 +19,7 @@ from .errors import Int8MoEError, WeightLayoutError
 from .loading import ParameterValue, Validated, validate
 from .parameters import EMPTY, LOADED, PACKED, PARAMETERS, SCALES_AND_BIASES, WEIGHTS
 from .saved_state import load_state
-from .storage import AuxTensors, Generation, allocate_bytes
+from .storage import AuxTensors, Generation, allocate_bytes, numbered
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,7 +86,7 @@ class ExpertWeights(nn.Module):
         self._tag = ""
         self._loaded: set[int] = set()
         self._expert_stride: dict[str, int] = {}
-        self._home = torch.device(device)
+        self._home = numbered(device)
         for name in PARAMETERS:
             self.register_buffer(name, None)
         # Beside the weights: a kernel that fetched it at a call would wait for the device.

@@ -20,6 +20,7 @@ from int8moe import (
     reference,
 )
 from int8moe.testing import assert_same_bits
+from int8moe.weights import ExpertWeights
 
 KERNELS = [kernel.name for kernel in list_kernels() if kernel.available and kernel.device == "cpu"]
 CONFIG = MoEConfig(num_experts=6, top_k=2, hidden_size=100, intermediate_size=33)
@@ -382,3 +383,13 @@ def test_a_failing_pack_leaves_an_empty_layer(kernel: str) -> None:
     layer.load_weights(**experts())
     layer.process_weights_after_loading()
     assert_same_bits(layer(*inputs()), packed(kernel)(*inputs()))
+
+
+def test_a_device_without_a_number_is_settled_when_the_layer_is_made() -> None:
+    """ "cuda" is not equal to the "cuda:0" of its tensors, and means another one when the current device changes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():  # knows devices that are not here
+        weights = ExpertWeights(MoEConfig(num_experts=2, top_k=1, hidden_size=4, intermediate_size=4), device="cuda")
+        weights.allocate()
+        assert weights._home == weights.w13_weight.device == torch.device("cuda", 0)
