@@ -252,7 +252,8 @@ def _gemm(
 def _combine(layer: Layer, y: Tensor, ids: Tensor, expert_of_slot: Tensor, weights: Tensor | None, out: Tensor) -> None:
     tokens, top_k = ids.shape
     height, width = _cut(layer.hidden, layer.steps.elements)
-    height = max(1, min(height, layer.steps.elements // (4 * _power_of_two(top_k))))  # of registers, a slot takes four
+    # A slot takes four registers, and a row some scalar ones, which gfx942 runs out of at 16 rows.
+    height = max(1, min(height, 8, layer.steps.elements // (4 * _power_of_two(top_k))))
     combine[(_divided(tokens, height), _divided(layer.hidden, width))](
         y,
         ids,
