@@ -130,12 +130,18 @@ def test_a_wrong_word_is_a_usage_error(run, arguments, words):
     for word in words:
         assert word in text
     assert "Traceback" not in text
+    assert "under_test.py" not in text
 
 
-def test_a_forgotten_kernel_name_is_a_usage_error(run):
-    result, text = run(test_none="from int8moe.testing.suite import *\n")
+@pytest.mark.parametrize(
+    "file", ["from int8moe.testing.suite import *\n", "def test_it(int8moe_target): pass\n"], ids=["suite", "fixture"]
+)
+def test_a_forgotten_kernel_name_is_one_line(run, file):
+    result, text = run(test_none=file)
     assert result.ret != 0
-    assert "kernel = None" in text
+    assert "test_none: kernel = None; write" in text
+    assert "--int8moe-kernel" in text
+    assert "under_test.py" not in text
 
 
 FAR = 'from int8moe.testing.suite import *\n\nkernel = ["far.away"]\n'
@@ -180,6 +186,15 @@ def test_fixtures_give_each_kernel_in_turn(run, processes):
 def test_a_kernel_that_is_asked_for_takes_the_place_of_the_files(run):
     result, text = run("--int8moe-kernel", "far.here", conftest=CONFTEST, test_mine=WITH_FIXTURES)
     assert result.parseoutcomes() == {"passed": 2}, text
+
+
+@pytest.mark.parametrize("option", ["--int8moe-dtype=bfloat16", "--int8moe-activation=gelu", "--int8moe-shape=64x48"])
+def test_a_test_of_one_s_own_that_the_options_leave_out_is_skipped(run, option):
+    result, text = run(option, "-rs", conftest=CONFTEST, test_mine=WITH_FIXTURES)
+    assert result.ret == 0, text
+    outcomes = result.parseoutcomes()
+    assert outcomes["skipped"] == (2 if "gelu" in option else 3)  # two of far.away
+    assert outcomes["passed"] == 4 - outcomes["skipped"]
 
 
 def test_a_run_without_kernels_says_nothing(run):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .case import CaseSkipped
+
 if TYPE_CHECKING:
     from .narrowing import Narrowing
     from .target import Target
@@ -109,10 +111,16 @@ def _comparisons() -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Count the bit-exact comparisons of a test; the number travels in its report, through xdist too."""
+    """Skip a test for which the kernel declares too little, or the options leave nothing; count its comparisons.
+
+    The number of bit-exact comparisons travels in the test's report, through xdist too.
+    """
     before = _comparisons()
     try:
         return (yield)
+    except CaseSkipped as reason:
+        name = getattr(item, "funcargs", {}).get("int8moe_kernel")
+        pytest.skip(f"kernel {name}: {reason}" if name else str(reason))
     finally:
         made = _comparisons() - before
         if made:

@@ -19,21 +19,22 @@ _targets: dict[tuple[str, int, Narrowing], Target] = {}
 def kernel_names(metafunc: pytest.Metafunc) -> list[str]:
     """The kernels of ``--int8moe-kernel``; else those that ``kernel`` in the test's module names.
 
-    Raises:
-        pytest.UsageError: the module names none, or one that does not exist.
+    Where the module names none, or one that does not exist, its collection fails with one line.
     """
     given = metafunc.config.getoption("int8moe_kernel", default=None)
     declared = [declared] if isinstance(declared := getattr(metafunc.module, "kernel", None), str) else declared
     names = given or declared
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise pytest.UsageError(
-            f'{metafunc.module.__name__}: kernel = {declared!r}; write "<namespace>.<kernel>", or a list of such names'
+        pytest.fail(
+            f'{metafunc.module.__name__}: kernel = {declared!r}; write kernel = "<namespace>.<kernel>", or a list of '
+            "such names, in the file, or give --int8moe-kernel NAME",
+            pytrace=False,
         )
     for name in names:
         try:
             get_registry().find(name)
         except NoKernelError as error:
-            raise pytest.UsageError(str(error)) from None
+            pytest.fail(f"int8moe: {error}", pytrace=False)
     return list(names)
 
 
