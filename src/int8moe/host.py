@@ -9,7 +9,8 @@ import contextlib
 import math
 import os
 import platform
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,7 +23,19 @@ OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFIN
 
 _AFFINITY_AT_IMPORT = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
 
-_FEATURE_KEYS = ("flags", "features")  # of /proc/cpuinfo, compared in lower case
+
+def _separate(text: str) -> set[str]:
+    """Extensions of a line "isa", which joins them: a base that ends in a number, a letter each, names after underscores."""
+    words: set[str] = set()
+    for word in text.split():
+        base, *names = word.split("_")
+        joined = re.fullmatch(r"([a-z]+[0-9]+)([a-z]+)", base)
+        words.update((joined[1], *joined[2], *names) if joined else (word,))
+    return words
+
+
+# Keys of /proc/cpuinfo, in lower case: how their values are read.
+_FEATURE_KEYS: dict[str, Callable[[str], Iterable[str]]] = {"flags": str.split, "features": str.split, "isa": _separate}
 
 
 def detect_host(proc: str | Path = "/proc", sys: str | Path = "/sys") -> HostInfo:
@@ -55,9 +68,10 @@ def feature_words(proc: str | Path = "/proc") -> frozenset[str]:
     words: set[str] | None = None
     for line in text.splitlines():
         key, colon, value = line.partition(":")
-        if colon and key.strip().lower() in _FEATURE_KEYS:
+        read = _FEATURE_KEYS.get(key.strip().lower())
+        if colon and read is not None:
             # Cores may differ: only what every one of them has is safe, since a thread may move.
-            words = set(value.split()) if words is None else words & set(value.split())
+            words = set(read(value)) if words is None else words.intersection(read(value))
     return frozenset(words or ())
 
 

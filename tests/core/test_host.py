@@ -76,6 +76,19 @@ def test_features_are_passed_through_and_only_what_all_cores_share(tmp_path: Pat
     assert detect_host(*fake(tmp_path, cpuinfo=text)).features == {"alpha", "beta"}
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("isa\t\t: rv64imafdcv_zicsr_zvl128b", "rv64 i m a f d c v zicsr zvl128b"),
+        ("isa : rv32imac", "rv32 i m a c"),
+        ("isa : mips1 mips32r2 mips64r2", "mips1 mips32r2 mips64r2"),
+        ("flags : sse4_1 avx512f avx512_vnni 3dnow fma4", "sse4_1 avx512f avx512_vnni 3dnow fma4"),
+    ],
+)
+def test_features_that_are_joined_in_one_word(tmp_path: Path, line: str, words: str) -> None:
+    assert detect_host(*fake(tmp_path, cpuinfo=line + "\n")).features == set(words.split())
+
+
 def test_features_in_the_other_spelling(tmp_path: Path) -> None:
     assert detect_host(*fake(tmp_path, cpuinfo="Features\t: one two\n")).features == {"one", "two"}
 
