@@ -178,6 +178,19 @@ def test_requirements_that_do_not_matter(plugins: PluginFolder, requirement: str
     assert {row.severity for row in examined(set())} == {"ok"}
 
 
+def test_a_broken_plugin_that_is_installed_editable_is_mended_in_its_source(
+    plugins: PluginFolder, found: Discover
+) -> None:
+    plugins.add("bad-kernels", {"bad": "bad_plugin"}, {"bad_plugin": "def ("})
+    (finding,) = problems(found())
+    assert finding.mend.startswith("pip install --force-reinstall --no-deps bad-kernels, or leave it out: ")
+    origin = '{"dir_info": {"editable": true}, "url": "file:///src/bad"}'
+    (folder,) = plugins.folder.glob("bad_kernels-*.dist-info")
+    (folder / "direct_url.json").write_text(origin)
+    (finding,) = problems(found())
+    assert finding.mend.startswith("mend its source in /src/bad and pip install -e /src/bad, or leave it out: ")
+
+
 @pytest.mark.usefixtures("found")
 def test_an_editable_install_names_its_folder(plugins: PluginFolder) -> None:
     with_files(plugins, "libacme.so")

@@ -31,12 +31,22 @@ def source_of(distribution: metadata.Distribution) -> Source | None:
     return None
 
 
+def _source(name: str) -> Source | None:
+    try:
+        return source_of(metadata.distribution(name))
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def editable_folder(name: str) -> str | None:
+    """Folder of a distribution that is installed editable, so that its fault is mended there; else None."""
+    source = _source(name)
+    return source.folder if source is not None and source.editable else None
+
+
 def reinstall(name: str) -> str:
     """To install a distribution again, from where it was installed."""
-    try:
-        source = source_of(metadata.distribution(name))
-    except (metadata.PackageNotFoundError, ValueError):
-        source = None
+    source = _source(name)
     if source is None:
         return f"pip install --force-reinstall --no-deps {shlex.quote(name)}"
     how = "-e" if source.editable else "--force-reinstall --no-deps"

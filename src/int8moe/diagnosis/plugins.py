@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .discovery import Discovery, PluginReading
 from .finding import Finding, note, ok, problem
-from .mends import leave_out, reinstall
+from .mends import editable_folder, leave_out, reinstall
 from .outcome import without_import_frames
 
 CHECK = "plugins"
@@ -58,4 +58,6 @@ def _state(plugin: PluginReading, discovery: Discovery) -> Finding:
 
 
 def _mend(name: str, distribution: str) -> str:
-    return f"{reinstall(distribution)}, or leave it out: {leave_out(name)}"
+    folder = editable_folder(distribution)
+    again = reinstall(distribution) if folder is None else f"mend its source in {folder} and {reinstall(distribution)}"
+    return f"{again}, or leave it out: {leave_out(name)}"
