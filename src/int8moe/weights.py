@@ -251,7 +251,10 @@ class ExpertWeights(nn.Module):
         if not layout.is_canonical and layout.namespace != namespace:
             raise WeightLayoutError(f"its layout {layout.tag} is outside its namespace {namespace!r}")
         if expected is not None and layout.name != expected:
-            raise WeightLayoutError(f"it declares the layout {expected!r} and produced {layout.name!r}")
+            raise WeightLayoutError(
+                f"it declares the layout {expected!r} and produced {layout.name!r}: give KernelSpec.layout and the "
+                "WeightLayout that packing returns one name"
+            )
         if any(not isinstance(getattr(self, name), Tensor) for name in WEIGHTS):
             raise WeightLayoutError("it set a weight to None; leave a tensor there, an empty one if need be")
         if layout.is_canonical and not self._is_canonical():

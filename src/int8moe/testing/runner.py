@@ -72,12 +72,15 @@ def run_kernel(
     target = Target(name, threads=threads)
     before = comparisons()
     done: list[GroupResult] = []
+    groups = list(GROUPS if groups is None else groups)
     unbound = ""
     try:
         _ = target.bound
-    except Exception as error:  # the declaration group says so; the others cannot run
-        unbound = _message(error)
-    for group in GROUPS if groups is None else list(groups):
+    except Exception as error:  # the declaration group says why; the others cannot run
+        unbound = "the kernel does not bind"
+        if "declaration" not in groups:
+            unbound = f"{unbound}: {_message(error)}"
+    for group in groups:
         result = _run_group(target, group, grid, unbound)
         done.append(result)
         if progress is not None:
@@ -97,7 +100,7 @@ def _run_group(target: Target, name: str, grid: Grid, unbound: str) -> GroupResu
     start = time.perf_counter()
     for case in GROUPS[name](grid):
         if unbound and name != "declaration":
-            skips.append({"case": case.name, "reason": f"the kernel does not bind: {unbound}"})
+            skips.append({"case": case.name, "reason": unbound})
             continue
         try:
             case.run_on(target)
