@@ -1,5 +1,5 @@
 // Tier dotprod: signed 8-bit dot products of four (Armv8.2 FEAT_DotProd: Cortex-A55, A75, A76 and later, Neoverse N1,
-// Apple A11 and later).
+// Apple A13, M1 and later).
 //
 // | intrinsic    | instruction             | latency, per cycle (Neoverse N1 / V1) |
 // |--------------|-------------------------|---------------------------------------|
