@@ -25,7 +25,7 @@ _AFFINITY_AT_IMPORT = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_ge
 
 
 def _separate(text: str) -> set[str]:
-    """Extensions of a line "isa", which joins them: a base that ends in a number, a letter each, names after underscores."""
+    """Extensions of a line "isa", which joins them: a base that ends in a number, letters, names after underscores."""
     words: set[str] = set()
     for word in text.split():
         base, *names = word.split("_")
