@@ -207,6 +207,13 @@ def test_the_conformance_suite_is_three_lines(written: dict[Variant, Path]) -> N
         ]
 
 
+def test_the_layout_is_named_in_one_place(written: dict[Variant, Path]) -> None:
+    """So that a new name is written once."""
+    for variant, folder in written.items():
+        code = "".join(path.read_text() for path in (folder / "src").rglob("*.py"))
+        assert code.count(f'"{variant.names.layout}"') == 1, variant
+
+
 def test_nothing_of_this_machine_is_written(written: dict[Variant, Path], repository: Path) -> None:
     for folder in written.values():
         for path in folder.rglob("*"):
