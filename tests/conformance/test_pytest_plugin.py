@@ -130,6 +130,7 @@ def test_a_wrong_word_is_a_usage_error(run, arguments, words):
     for word in words:
         assert word in text
     assert "Traceback" not in text
+    assert "another exception" not in text
     assert "under_test.py" not in text
 
 

@@ -65,7 +65,7 @@ def kernel(isa: list[list[str]], unavailable: str | None) -> Discovery:
         ("zvx9 zmat2", None, "ok", ["lists zvx9 + zmat2", "agrees"]),
         ("zvx8", "no ZVX9", "ok", ["does not list zvx9", "no ZVX9"]),
         ("zvx9 zmat2", "state is not enabled", "note", ["lists zvx9 + zmat2", "but", "state is not enabled"]),
-        ("zvx9", None, "ok", ["does not list zmat2", "nothing more is missing"]),  # the probe need not look at it
+        ("zvx9", None, "ok", ["does not list zmat2", "finds nothing else missing"]),  # the probe need not look at it
     ],
 )
 def test_readings_of_the_system_and_of_the_probe(

@@ -46,5 +46,8 @@ def _readings(kernel: KernelReading, words: frozenset[str]) -> Finding:
     closest = min(kernel.isa, key=lambda features: len(set(features) - words))
     system = f"the system does not list {', '.join(word for word in closest if word not in words)}"
     # A probe need not look at what the system lists, so that one which is content tells nothing against the system.
-    probe = kernel.unavailable or "nothing more is missing; a CPU that has it needs a newer system kernel, to list it"
-    return ok(CHECK, f"{kernel.name}: {system}; the plugin's probe says: {probe}")
+    if kernel.unavailable is None:
+        text = "finds nothing else missing. On a CPU that has them, a newer system kernel may list these features"
+    else:
+        text = f"says: {kernel.unavailable}"
+    return ok(CHECK, f"{kernel.name}: {system}; the plugin's probe {text}")
