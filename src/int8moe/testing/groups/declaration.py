@@ -34,7 +34,7 @@ print(json.dumps({"names": names, "plugins": plugins, "heavy": heavy}))
 """
 
 
-def python(code: str, *arguments: str, timeout: float = 120, **environment: str) -> str:
+def python(code: str, *arguments: str, timeout: float = 600, **environment: str) -> str:
     """Run Python code in a process of its own that finds what this one finds; return its stdout."""
     paths = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)
     run = subprocess.run(
