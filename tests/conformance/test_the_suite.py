@@ -18,6 +18,7 @@ from int8moe.registry import get_registry
 from int8moe.testing import GROUPS, Target, assert_same_bits, collect_cases, make_layer, run_kernel, same_bits, threads
 from int8moe.testing.case import CaseSkipped
 from int8moe.testing.runner import format_result, passed
+from int8moe.testing.settings import settings
 
 
 @pytest.fixture
@@ -49,6 +50,22 @@ def failures(name: str, group: str, *, stop: bool = True) -> list[str]:
 @pytest.mark.parametrize(("cls", "group"), CAUGHT_BY.items(), ids=[c.__name__ for c in CAUGHT_BY])
 def test_a_wrong_kernel_is_caught(registered, cls, group):
     assert failures(registered(cls), group)
+
+
+@pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
+def test_a_kernel_that_changes_a_setting_of_the_process_is_caught(registered, setting):
+    class Changes(ReferenceExperts):
+        @hookimpl
+        def apply(self, layer, hidden_states, topk_weights, topk_ids, out):
+            super().apply(layer, hidden_states, topk_weights, topk_ids, out)
+            setting.put(setting.values[0])
+
+    before = setting.get()
+    try:
+        found = failures(registered(Changes), "process")
+        assert f"the kernel changes {setting.text}" in found[0]
+    finally:
+        setting.put(before)
 
 
 def test_one_bit_is_named(registered):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import ClassVar
+
 import torch
 
 from int8moe import KernelSpec, Numerics, WeightLayout, hookimpl
@@ -158,6 +161,41 @@ class Rows(Wrong):
             out[-1, -1] += 1e-3
 
 
+class SetsThreads(Wrong):
+    """Takes one thread for itself, and leaves the process with it."""
+
+    def spoil(self, layer, hidden_states, topk_weights, topk_ids, out):
+        torch.set_num_threads(1)
+
+
+class Seeds(Wrong):
+    """Starts the caller's random numbers anew."""
+
+    def spoil(self, layer, hidden_states, topk_weights, topk_ids, out):
+        torch.manual_seed(0)
+
+
+class SetsVariable(Wrong):
+    """Writes into the environment, while it packs."""
+
+    def spoil(self, layer, hidden_states, topk_weights, topk_ids, out):
+        pass
+
+    @hookimpl
+    def process_weights_after_loading(self, layer):
+        os.environ["OMP_NUM_THREADS"] = "1"
+        return WeightLayout.canonical()
+
+
+class Keeps(Wrong):
+    """Keeps the hidden states of every call."""
+
+    kept: ClassVar[list[torch.Tensor]] = []
+
+    def spoil(self, layer, hidden_states, topk_weights, topk_ids, out):
+        self.kept.append(hidden_states)
+
+
 class SelfTest(ReferenceExperts):
     """One bit off everywhere: does not come through its self-test."""
 
@@ -181,6 +219,10 @@ CAUGHT_BY = {
     Lossy: "packing",
     OtherLayout: "declaration",
     Rows: "rows",
+    SetsThreads: "process",
+    Seeds: "process",
+    SetsVariable: "process",
+    Keeps: "process",
     SelfTest: "declaration",
 }
 

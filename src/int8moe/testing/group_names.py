@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GROUP_NAMES = (
-    "declaration", "packing", "integers", "bits", "routing", "batch", "strides", "special", "rows", "operator", "fork",
-    "refusals",
+    "declaration", "packing", "integers", "bits", "routing", "batch", "strides", "special", "rows", "operator",
+    "process", "fork", "refusals",
 )  # fmt: skip
 """Each is a module of :mod:`int8moe.testing.groups`."""

@@ -14,6 +14,7 @@ from ...contracts import Activation, MoEConfig
 from ..bits import assert_same_bits
 from ..case import Case, Grid, skip
 from ..makers import Experts, make_experts, make_hidden_states, reference_output, threads
+from ..settings import flushes
 from ..target import Target
 
 _FLT_MAX = torch.finfo(torch.float32).max
@@ -234,7 +235,7 @@ def _flushing_caller(target: Target, tokens: int) -> None:
             for count in target.threads:
                 with threads(count):
                     actual = target.forward(layer, x, weights, ids)
-                assert _flushes(), "the caller's floating-point mode was not put back"
+                assert flushes(), "the caller's floating-point mode was not put back"
                 target.match(actual, expected, f"{x.dtype}, flushing, threads {count}")
         packed_while_flushing = target.layer(config, experts)
         x, weights, ids, expected = work[0]
@@ -243,11 +244,7 @@ def _flushing_caller(target: Target, tokens: int) -> None:
         torch.set_flush_denormal(False)
     x, weights, ids, expected = work[0]
     target.match(target.forward(layer, x, weights, ids), expected, "after flushing")
-    assert not _flushes(), "the call left flush-to-zero on"
-
-
-def _flushes() -> bool:
-    return bool((torch.full((1,), 2.0**-126) * 0.5 == 0).item())
+    assert not flushes(), "the call left flush-to-zero on"
 
 
 def cases(grid: Grid) -> Iterator[Case]:
