@@ -370,7 +370,10 @@ def register_kernel(provider: object) -> tuple[KernelSpec, ...]:
 
 
 def hint_table() -> list[dict[str, Any]]:
-    """The distributions of hints.json: machines, distribution, source and what each serves."""
+    """The distributions of hints.json, this project's own: machines, distribution, source and what each serves.
+
+    One without machines is for a device, which no word of the machine shows.
+    """
     table: list[dict[str, Any]] = json.loads(Path(__file__).with_name("hints.json").read_text(encoding="utf-8"))
     return table
 

@@ -14,6 +14,8 @@ from int8moe.scaffold import PluginNames, check_isa, check_namespace, write, wri
 
 from .conftest import Command
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+
 
 def test_what_comes_next_is_printed(int8moe: Command, tmp_path: Path) -> None:
     folder = tmp_path / "with space"
@@ -63,6 +65,9 @@ def test_the_folder_is_called_as_the_namespace(int8moe: Command) -> None:
         (["acme", "--isa", "warp drive"], ["'--isa'", "'warp drive' is no feature", "any"]),
         (["acme", "--isa", "ani"], ["'--isa'", "no feature 'ani'", "--foreign"]),
         (["acme", "--output", "absent/acme"], ["'--output'", "there is no folder", "make it first"]),
+        (["acme", "--output", __file__ + "/acme"], ["'--output'", f"{__file__} is no folder", "name another place"]),
+        (["acme", "--output", "a" * 300], ["'--output'", "cannot be made: File name too long", "name another folder"]),
+        (["acme", "--isa", "any", "--isa", "mul"], ["'--isa'", "given 2 times (any, mul)", "one feature", "plugin.py"]),
         (["acme", "--isa"], ["--isa", "requires an argument"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -72,6 +77,12 @@ def test_a_fault_is_one_line(int8moe: Command, arguments: list[str], words: list
     text = int8moe.error("new-plugin", *arguments, *options, status=2)
     for word in words:
         assert word in text
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in CHECKOUT.glob("plugins/*/pyproject.toml")))
+def test_the_namespaces_of_this_project_are_reserved(folder: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{folder}' is reserved"):
+        check_namespace(folder)
 
 
 def test_an_installed_plugin_s_name_is_taken(int8moe: Command, plugins, tmp_path: Path) -> None:

@@ -13,12 +13,21 @@ from .signals import sigterm_unwinds
 
 @click.command("new-plugin", cls=Verb)
 @click.argument("namespace")
-@click.option("--isa", required=True, metavar="NAME", help="A CPU feature as /proc/cpuinfo spells it, or any.")
+@click.option(
+    "--isa",
+    "isas",
+    required=True,
+    multiple=True,
+    metavar="NAME",
+    help="A CPU feature as /proc/cpuinfo spells it, or any.",
+)
 @click.option("--native", is_flag=True, help="A kernel in C++ on the driver of int8moe, not in plain torch.")
 @click.option("--foreign", is_flag=True, help="Take a feature that this machine's CPU does not have.")
 @click.option("--output", metavar="DIR", help="The folder to make; without it ./NAMESPACE, with dashes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(namespace: str, isa: str, native: bool, foreign: bool, output: str | None, as_json: bool) -> int:
+def command(
+    namespace: str, isas: tuple[str, ...], native: bool, foreign: bool, output: str | None, as_json: bool
+) -> int:
     """Write the distribution of a kernel plugin, for the kernels NAMESPACE.*.
 
     As it is written it can be installed and passes `int8moe verify`: plain torch, or with --native a scalar kernel in
@@ -31,7 +40,7 @@ def command(namespace: str, isa: str, native: bool, foreign: bool, output: str |
     try:
         check_namespace(namespace)
         hint = "'--isa'"
-        check_isa(isa, foreign=foreign)
+        isa = check_isa(_only(isas), foreign=foreign)
         names = PluginNames(namespace, isa, native)
         folder = Path(names.dashed if output is None else output)
         hint = "'--output'"
@@ -68,3 +77,15 @@ def command(namespace: str, isa: str, native: bool, foreign: bool, output: str |
     for line in commands:
         write(f"  {line}")
     return 0
+
+
+def _only(isas: tuple[str, ...]) -> str:
+    """The one feature that the kernel is called after."""
+    from ..errors import ConfigError
+
+    if len(isas) > 1:
+        raise ConfigError(
+            f"given {len(isas)} times ({', '.join(isas)}): a kernel is called after one feature; give that, and add "
+            "the others to `isa` in the plugin.py that is written"
+        )
+    return isas[0]

@@ -36,21 +36,27 @@ def write_plugin(names: PluginNames, folder: Path) -> NewPlugin:
         folder: what to make; its parent exists.
 
     Raises:
-        ConfigError: there is something already, or the parent does not exist.
+        ConfigError: there is something already, the parent does not exist, or no folder of that name can be made.
         OSError: it cannot be written.
     """
     target = folder.absolute()
     if os.path.lexists(target):
         raise ConfigError(f"{folder} exists already: name a folder that does not, or remove it")
     if not target.parent.is_dir():
+        if os.path.lexists(target.parent):
+            raise ConfigError(f"{folder}: {target.parent} is no folder; name another place")
         raise ConfigError(f"{folder}: there is no folder {target.parent}; make it first")
     files = render(names)
     try:
-        beside = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:100]}.")
+        beside = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{names.dashed}.")
     except OSError as error:
         raise ConfigError(f"{folder}: cannot write to {target.parent}: {error.strerror}; name another place") from None
     with beside:
         whole = Path(beside.name) / target.name  # a folder of its own, with the usual permissions
+        try:
+            whole.mkdir()
+        except OSError as error:
+            raise ConfigError(f"{folder}: cannot be made: {error.strerror}; name another folder") from None
         for path, data in files.items():
             (whole / path).parent.mkdir(parents=True, exist_ok=True)
             (whole / path).write_bytes(data)
