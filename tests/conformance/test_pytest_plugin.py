@@ -134,6 +134,13 @@ def test_a_wrong_word_is_a_usage_error(run, arguments, words):
     assert "under_test.py" not in text
 
 
+def test_a_kernel_named_twice_is_tested_once(run):
+    arguments = ("--int8moe-group", "declaration", "--collect-only", "-q")
+    _, once = run(*arguments, "--int8moe-kernel", "reference.torch", test_mine=ADOPT)
+    _, twice = run(*arguments, *(2 * ("--int8moe-kernel", "reference.torch")), test_mine=ADOPT)
+    assert once.count("[reference.torch-") == twice.count("[reference.torch-") == 7
+
+
 @pytest.mark.parametrize(
     "file", ["from int8moe.testing.suite import *\n", "def test_it(int8moe_target): pass\n"], ids=["suite", "fixture"]
 )

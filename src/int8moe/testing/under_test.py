@@ -17,7 +17,7 @@ _targets: dict[tuple[str, int, Narrowing], Target] = {}
 
 
 def kernel_names(metafunc: pytest.Metafunc) -> list[str]:
-    """The kernels of ``--int8moe-kernel``; else those that ``kernel`` in the test's module names.
+    """The kernels of ``--int8moe-kernel``; else those that ``kernel`` in the test's module names; each once.
 
     Where the module names none, or one that does not exist, its collection fails with one line.
     """
@@ -35,7 +35,7 @@ def kernel_names(metafunc: pytest.Metafunc) -> list[str]:
             get_registry().find(name)
         except NoKernelError as error:
             raise pytest.fail.Exception(f"int8moe: {error}", pytrace=False) from None
-    return list(names)
+    return list(dict.fromkeys(names))
 
 
 def refusal(name: str) -> str:
