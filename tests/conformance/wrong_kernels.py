@@ -196,6 +196,27 @@ class Keeps(Wrong):
         self.kept.append(hidden_states)
 
 
+class EightSlots(Wrong):
+    """Has room for eight slots of a token."""
+
+    def spoil(self, layer, hidden_states, topk_weights, topk_ids, out):
+        if topk_ids.shape[1] > 8:
+            ReferenceExperts.apply(self, layer, hidden_states, topk_weights[:, :8], topk_ids[:, :8], out)
+
+
+class TooManyBytes(Wrong):
+    """Says that its packed weights take more bytes than the layer has."""
+
+    layout = "i8_as_it_was"
+
+    def spoil(self, layer, hidden_states, topk_weights, topk_ids, out):
+        pass
+
+    @hookimpl
+    def process_weights_after_loading(self, layer):
+        return WeightLayout(namespace="wrong", name=self.layout, nbytes=2**40)
+
+
 class SelfTest(ReferenceExperts):
     """One bit off everywhere: does not come through its self-test."""
 
@@ -223,6 +244,8 @@ CAUGHT_BY = {
     Seeds: "process",
     SetsVariable: "process",
     Keeps: "process",
+    EightSlots: "routing",
+    TooManyBytes: "declaration",
     SelfTest: "declaration",
 }
 
@@ -241,7 +264,7 @@ class Provider:
             "activations": ACTIVATIONS,
             "dtypes": HIDDEN_DTYPES,
             "features": ("bias", "no_gate", "expert_map", "apply_router_weight_on_input"),
-            "layout": "canonical",
+            "layout": getattr(self.cls, "layout", "canonical"),
             "numerics": Numerics.bitwise(),
             "priority": 1,
         }

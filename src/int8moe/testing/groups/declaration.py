@@ -111,6 +111,8 @@ def _layout(target: Target) -> None:
         # int8 needs a byte a weight; fewer would be another format.
         weights = sum(t.numel() for t in make_experts(config).tensors().values() if t.dtype == torch.int8)
         assert layout.nbytes >= weights, f"nbytes {layout.nbytes} is below the {weights} bytes of the weights"
+        held = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in layer.buffers()}.values())
+        assert layout.nbytes <= held, f"nbytes {layout.nbytes} is above the {held} bytes of the layer's tensors"
 
 
 def _serves(target: Target) -> None:

@@ -121,8 +121,9 @@ def _wide(target: Target, top_k: int, tokens: int, num_experts: int) -> None:
 
 
 def _many_experts(target: Target) -> None:
-    ids = make_routing(40, 256, 8, seed=1)[1]
-    _check(target, ids, num_experts=256, hidden_size=32, intermediate_size=16)
+    for num_experts, top_k in ((256, 8), (512, 10)):
+        ids = make_routing(40, num_experts, top_k, seed=1)[1]
+        _check(target, ids, num_experts=num_experts, hidden_size=32, intermediate_size=16)
 
 
 def _empty(target: Target, top_k: int) -> None:
@@ -180,7 +181,7 @@ def cases(grid: Grid) -> Iterator[Case]:
         makers[f"one-expert-M{tokens}"] = functools.partial(_single_expert, tokens=tokens)
         makers[f"skew-M{tokens}"] = functools.partial(_skew, tokens=tokens, expert=7, num_experts=8)
     makers["skew-and-one-each"] = functools.partial(_skew_two, tokens=129)
-    for top_k in (1, 3, 5, 8):
+    for top_k in (1, 3, 5, 8, 10, 16):
         makers[f"empty-k{top_k}"] = functools.partial(_empty, top_k=top_k)
         for tokens in (1, 2, 37):
             makers[f"top{top_k}-M{tokens}"] = functools.partial(_wide, top_k=top_k, tokens=tokens, num_experts=16)
