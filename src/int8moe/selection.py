@@ -95,8 +95,13 @@ def _rank_pinned(config: MoEConfig, host: HostInfo, pool: list[Candidate], polic
     )
     reason = refusal(candidate, config, host, policy)
     if reason is not None:
+        device = candidate.spec.device
+        advice = "" if device == policy.device else (
+            f"device={device!r} asks for it in Python, and --device in `int8moe explain`; the commands that run layers "
+            "(run, bench, pack, generate, eval) are for the CPU. "
+        )  # fmt: skip
         raise NoKernelError(
-            f"kernel {policy.kernel!r} (named by {policy.pinned_by}) cannot be used: {reason}. "
+            f"kernel {policy.kernel!r} (named by {policy.pinned_by}) cannot be used: {reason}. {advice}"
             "Name another kernel, or none to let int8moe choose; `int8moe explain` shows every candidate."
         )
     return Ranking((candidate,), others)

@@ -118,6 +118,15 @@ def test_a_pinned_kernel_never_falls_back() -> None:
         ranked(kernel="acme.matrix", pinned_by="kernel=")
 
 
+@pytest.mark.parametrize(("has", "asked"), [("cuda", "cpu"), ("cpu", "cuda"), ("meta", "cpu")])
+def test_a_pinned_kernel_of_another_device_says_how_to_ask_for_it(has: str, asked: str) -> None:
+    with pytest.raises(NoKernelError, match=f"is for device {has}, wanted is {asked}. device='{has}' asks for it"):
+        ranked(pool=[candidate("scalar", device=has)], device=asked, kernel="acme.scalar", pinned_by="kernel=")
+    with pytest.raises(NoKernelError) as error:
+        ranked(kernel="acme.matrix", pinned_by="kernel=")
+    assert "asks for it" not in str(error.value), "the device is not what is in the way"
+
+
 def test_pinning_takes_what_automatic_selection_leaves_out() -> None:
     pool = [candidate("scalar", auto_select=False)]
     assert names(ranked(pool=pool, kernel="acme.scalar", pinned_by="kernel=")) == ["scalar"]
