@@ -21,7 +21,7 @@ EXPECTED = [
     (ALL._replace(humming="0.1.31"), None),
     (Facts(), "no GPU: the system shows no NVIDIA device"),
     (ALL._replace(torch_cuda=False), "torch is not a build for CUDA"),
-    (ALL._replace(humming=None), "humming-kernels is not installed: pip install 'humming-kernels>=0.1.20,<0.2'"),
+    (ALL._replace(humming=None), "humming-kernels is not installed: pip install 'humming-kernels[cu12]>=0.1.20,<0.2'"),
     (ALL._replace(humming="0.1.19"), "humming-kernels is 0.1.19: pip install"),
     (ALL._replace(humming="0.2.0"), "humming-kernels is 0.2.0: pip install"),
     (ALL._replace(humming="unknown"), "humming-kernels is unknown: pip install"),

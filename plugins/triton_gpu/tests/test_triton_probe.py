@@ -27,8 +27,9 @@ EXPECTED = [
     (AMD, None),
     (Facts(), "no GPU: the system shows no NVIDIA device"),
     (Facts(triton="3.9.0", torch_build="cuda"), "no GPU: the system shows no NVIDIA device"),
-    (NVIDIA._replace(triton=None), "triton is not installed: pip install 'triton>=3.6'"),
-    (NVIDIA._replace(triton="3.5.1"), "triton 3.5.1 is too old, 3.6 or newer is needed"),
+    (NVIDIA._replace(triton=None), "triton is not installed: install torch 2.10 or newer, built for CUDA"),
+    (AMD._replace(triton=None), "triton is not installed: install torch 2.10 or newer, built for ROCm"),
+    (NVIDIA._replace(triton="3.5.1"), "triton 3.5.1 is too old, 3.6 or newer is needed: install torch 2.10 or newer"),
     (AMD._replace(triton="3.5.1+rocm6.4"), "triton 3.5.1+rocm6.4 is too old"),
     (NVIDIA._replace(triton="3.10.0"), None),
     (NVIDIA._replace(triton="3.7.0+git1234"), None),
@@ -38,8 +39,11 @@ EXPECTED = [
     (AMD._replace(torch_build="cuda"), "from AMD, but torch is a build for CUDA: install torch's ROCm build"),
     (Facts(nvidia=True, amd=True, torch_build="hip", triton="3.9.0"), None),
     (Facts(interpreted=True, triton="3.9.0"), None),
-    (Facts(interpreted=True), "triton is not installed"),
-    (Facts(interpreted=True, triton="3.4.0"), "triton 3.4.0 is too old"),
+    (Facts(interpreted=True), "triton is not installed: pip install -U 'triton>=3.6'"),
+    (
+        Facts(interpreted=True, triton="3.4.0"),
+        "triton 3.4.0 is too old, 3.6 or newer is needed: pip install -U 'triton>=",
+    ),
 ]
 
 
@@ -59,6 +63,14 @@ def test_the_three_reasons_differ() -> None:
     reasons = {refusal(NVIDIA._replace(triton=None)), refusal(NVIDIA._replace(triton="3.5.0")), refusal(Facts())}
     assert len(reasons) == 3
     assert None not in reasons
+
+
+@pytest.mark.parametrize("facts", [facts for facts, expected in EXPECTED if expected is not None])
+def test_every_reason_says_what_to_do(facts: Facts) -> None:
+    """And never to put another triton below a torch that brings its own: pip would write over the ROCm build's files."""
+    said = refusal(facts) or ""
+    assert "install" in said.replace("installed", "")
+    assert facts.torch_build is None or "pip install" not in said
 
 
 def ranking(monkeypatch, facts: Facts, **policy):

@@ -13,6 +13,8 @@ PACKAGE = "humming-kernels"
 OLDEST, FIRST_UNKNOWN = "0.1.20", "0.2"
 """The functions that are called were read in 0.1.20."""
 
+MEND = f"pip install '{PACKAGE}[cu12]>={OLDEST},<{FIRST_UNKNOWN}', or [cu13], as torch was built"
+
 _CUDA = re.compile(r"""^cuda\b[^=\n]*=\s*["']""", re.MULTILINE)
 
 
@@ -49,7 +51,7 @@ def refusal(facts: Facts) -> str | None:
     if not facts.torch_cuda:
         return "torch is not a build for CUDA: install torch's CUDA build"
     if facts.humming is None:
-        return f"{PACKAGE} is not installed: pip install '{PACKAGE}>={OLDEST},<{FIRST_UNKNOWN}'"
+        return f"{PACKAGE} is not installed: {MEND}"
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -57,7 +59,7 @@ def refusal(facts: Facts) -> str | None:
     except InvalidVersion:
         known = False
     if not known:
-        return f"{PACKAGE} is {facts.humming}: pip install '{PACKAGE}>={OLDEST},<{FIRST_UNKNOWN}'"
+        return f"{PACKAGE} is {facts.humming}: {MEND}"
     return None
 
 

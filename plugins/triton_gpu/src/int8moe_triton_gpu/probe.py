@@ -15,6 +15,9 @@ from typing import NamedTuple
 OLDEST_TRITON = "3.6"
 """Ahead-of-time checks and the interpreter were run with it or newer."""
 
+OLDEST_TORCH = "2.10"
+"""The first whose GPU builds bring OLDEST_TRITON."""
+
 _VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 _BUILD = re.compile(r"""^(cuda|hip)\b[^=\n]*=\s*["']([^"']+)["']""", re.MULTILINE)
 
@@ -59,23 +62,34 @@ def refusal(facts: Facts) -> str | None:
     """Why the kernel cannot run with these facts, the nearest obstacle first; None when it can."""
     if not facts.interpreted:
         if not (facts.nvidia or facts.amd):
-            return "no GPU: the system shows no NVIDIA device (/dev/nvidia0) and no AMD device (/dev/kfd)"
+            return (
+                "no GPU: the system shows no NVIDIA device (/dev/nvidia0) and no AMD device (/dev/kfd); "
+                "where there is one, install its driver, or give it to the container"
+            )
         wanted = {"cuda": facts.nvidia, "hip": facts.amd}
         if not wanted.get(facts.torch_build or ""):
             vendor, name = ("NVIDIA", "CUDA") if facts.nvidia else ("AMD", "ROCm")
             found = {"cuda": "for CUDA", "hip": "for ROCm", None: "for CPUs alone"}[facts.torch_build]
             return f"the device is from {vendor}, but torch is a build {found}: install torch's {name} build"
     if facts.triton is None:
-        return f"triton is not installed: pip install 'triton>={OLDEST_TRITON}'"
+        return f"triton is not installed: {_mend(facts)}"
     from packaging.version import InvalidVersion, Version
 
     try:
         old = Version(facts.triton) < Version(OLDEST_TRITON)
     except InvalidVersion:
-        return f"the installed triton does not say which version it is: pip install 'triton>={OLDEST_TRITON}'"
+        return f"the installed triton does not say which version it is: {_mend(facts)}"
     if old:
-        return f"triton {facts.triton} is too old, {OLDEST_TRITON} or newer is needed: pip install -U triton"
+        return f"triton {facts.triton} is too old, {OLDEST_TRITON} or newer is needed: {_mend(facts)}"
     return None
+
+
+def _mend(facts: Facts) -> str:
+    """A GPU build of torch wants the one triton that it was made with, which for AMD comes under another name."""
+    name = {"cuda": "CUDA", "hip": "ROCm"}.get(facts.torch_build or "")
+    if name is None:
+        return f"pip install -U 'triton>={OLDEST_TRITON}'"
+    return f"install torch {OLDEST_TORCH} or newer, built for {name}, which brings it"
 
 
 def triton_version() -> str | None:
