@@ -8,7 +8,8 @@ import torch
 
 OLDEST_SM = 80
 CHECKED_HIP = ("gfx942",)
-"""Architectures that the ahead-of-time check compiles for; NVIDIA's from sm_80 on share their instructions."""
+"""What of AMD's the ahead-of-time check compiles for. Every NVIDIA device from sm_80 on has int8 tensor instructions of
+some kind, and the compiler takes those that it has (sm_103 lacks tcgen05 for int8, and gets IMMA)."""
 
 
 class Device(NamedTuple):
