@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +55,15 @@ def test_a_step_that_takes_too_long_is_broken_off(gpu_check: ModuleType, capsys:
 def test_without_a_device_it_is_skipped_not_passed(
     gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # main() takes it away; this gives it back
     monkeypatch.setattr(gpu_check.probe, "read_facts", gpu_check.probe.Facts)
     assert gpu_check.main() == 0
     assert capsys.readouterr().out.startswith("gpu-check: SKIPPED: no GPU")
+
+
+def test_a_python_without_int8moe_is_one_line() -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", str(SCRIPT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpu-check: int8moe_triton_gpu is not installed for ")
+    assert "pip install . ./plugins/triton_gpu" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
