@@ -18,8 +18,8 @@ try:
     from int8moe_triton_gpu import probe
 except ModuleNotFoundError as missing:
     sys.exit(
-        f"gpu-check: {missing.name} is not installed for {sys.executable}; install torch for the device there, and then "
-        "from the checkout: pip install . ./plugins/triton_gpu"
+        f"gpu-check: {missing.name} is not installed for {sys.executable}; install torch for the device there, and "
+        "then, from the checkout: pip install . ./plugins/triton_gpu"
     )
 
 KERNEL = "triton_gpu.grouped_gemm"
