@@ -55,7 +55,7 @@ conformance-all: setup
 	$(BIN)/python -m pytest tests/conformance --int8moe-grid all $(PYTEST_ARGS)
 
 # An AArch64 system with Python and torch in $(ARM64), for QEMU; some minutes. Then the conformance suite on every tier of
-# aarch64_neon there: hours for the whole grid, GRID=reduced and GRID=default are shorter.
+# aarch64_neon there: about eight minutes a tier with GRID=default, longer with the whole grid.
 arm64-root: setup
 	$(BIN)/python plugins/aarch64_neon/tests/emulation/arm64_root.py make $(ARM64)
 
@@ -81,8 +81,8 @@ triton-check: setup
 gpu-check:
 	$(PYTHON) plugins/triton_gpu/checks/gpu_check.py
 
-# The s390x plugin on an emulated machine; S390X_GRID=all takes long. Needs the Debian packages g++-s390x-linux-gnu,
-# qemu-user-static and mmdebstrap.
+# The s390x plugin on an emulated machine: a minute with the reduced grid, 40 minutes with S390X_GRID=all. Needs the Debian
+# packages g++-s390x-linux-gnu, qemu-user-static and mmdebstrap.
 s390x: setup
 	$(BIN)/python plugins/s390x_vxe/tests/emulated/s390x_machine.py plugins/s390x_vxe/build/emulated
 	$(BIN)/python -m pytest plugins/s390x_vxe/tests/emulated --int8moe-grid $(S390X_GRID) $(PYTEST_ARGS)
