@@ -48,7 +48,14 @@ skip_needless_searches()
 KERNEL = "triton_gpu.grouped_gemm"
 GROUPS = ("declaration", "integers", "bits", "routing", "batch", "strides", "special", "rows")
 
-LEFT_OUT = ("integers-longest", "special-sweep", "routing-many-experts")
+# Slow where code is interpreted. batch-alone with 17 tokens runs, with 100 it is the same in more calls.
+LEFT_OUT = (
+    "integers-longest",
+    "special-sweep",
+    "routing-many-experts",
+    "batch-alone-small-M100",
+    "batch-alone-odd-M100",
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:overflow encountered", "ignore:invalid value encountered", "ignore:divide by zero encountered"

@@ -252,8 +252,8 @@ def _gemm(
 def _combine(layer: Layer, y: Tensor, ids: Tensor, expert_of_slot: Tensor, weights: Tensor | None, out: Tensor) -> None:
     tokens, top_k = ids.shape
     height, width = _cut(layer.hidden, layer.steps.elements)
-    # A slot takes four registers, and a row some scalar ones, which gfx942 runs out of at 16 rows.
-    height = max(1, min(height, 8, layer.steps.elements // (4 * _power_of_two(top_k))))
+    # A slot takes four registers, and a row some scalar ones: with 2048 elements gfx942 runs out of them at 16 rows.
+    height = max(1, min(height, layer.steps.elements // max(256, 4 * _power_of_two(top_k))))
     combine[(_divided(tokens, height), _divided(layer.hidden, width))](
         y,
         ids,
