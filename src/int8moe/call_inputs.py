@@ -29,14 +29,19 @@ def check_dtype(layer: FusedMoE, name: str, tensor: Tensor) -> None:
         raise bad(layer, name, tensor, " or ".join(sorted(str(d).removeprefix("torch.") for d in layer._dtypes)))
 
 
+def _check_strided(layer: FusedMoE, name: str, given: Tensor) -> None:
+    """Refuse what is no tensor, and one whose elements have no strides."""
+    if not isinstance(given, Tensor):
+        raise UnsupportedInputError(f"{layer.layer_name}: {name} is {type(given).__name__}; give a tensor")
+    if given.layout != torch.strided:
+        raise bad(layer, name, given, f"a strided tensor, not {given.layout}")
+
+
 def check_inputs(layer: FusedMoE, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> None:
     """Refuse inputs of forward that do not fit, by name; flattened ids and weights are accepted."""
     config = layer.config
     for name, given in (("hidden_states", hidden_states), ("topk_weights", topk_weights), ("topk_ids", topk_ids)):
-        if not isinstance(given, Tensor):
-            raise UnsupportedInputError(f"{layer.layer_name}: {name} is {type(given).__name__}; give a tensor")
-        if given.layout != torch.strided:
-            raise bad(layer, name, given, f"a strided tensor, not {given.layout}")
+        _check_strided(layer, name, given)
     if hidden_states.dim() < 1 or hidden_states.shape[-1] != config.hidden_size:
         raise bad(layer, "hidden_states", hidden_states, f"[..., {config.hidden_size}]")
     check_dtype(layer, "hidden_states", hidden_states)
@@ -60,13 +65,9 @@ def check_rows(layer: FusedMoE, rows: Tensor, row_scales: Tensor | None) -> None
     """Refuse rows and row_scales of forward_sorted that do not fit, by name: a kernel trusts pointers."""
     home = layer.w13_weight_scale.device
     hidden_size = layer.config.hidden_size
-    for name, given in (("rows", rows), ("row_scales", row_scales)):
-        if given is None and name == "row_scales":
-            continue
-        if not isinstance(given, Tensor):
-            raise UnsupportedInputError(f"{layer.layer_name}: {name} is {type(given).__name__}; give a tensor")
-        if given.layout != torch.strided:
-            raise bad(layer, name, given, f"a strided tensor, not {given.layout}")
+    scales = {} if row_scales is None else {"row_scales": row_scales}
+    for name, given in {"rows": rows, **scales}.items():
+        _check_strided(layer, name, given)
         if given.device != home:
             raise bad(layer, name, given, f"on {home}, as the weights")
     if rows.dim() != 2 or rows.shape[1] != hidden_size:

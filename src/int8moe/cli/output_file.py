@@ -31,6 +31,17 @@ def check_writable(path: Path, option: str) -> None:
         ) from None
 
 
+def try_folder(folder: Path) -> None:
+    """Write in a folder, or in the nearest one above it where it does not exist yet; nothing stays.
+
+    Raises:
+        OSError: files cannot be put there.
+    """
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    with tempfile.NamedTemporaryFile(dir=nearest, prefix=".int8moe."):
+        pass
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file beside its place and rename it, so that no half file is ever seen."""
     target = path.resolve()  # a link keeps pointing to it

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 
 import click
 
 from .output import Verb, host_line, write, write_json, write_table
+from .output_file import try_folder
 from .run import cache_dir_option, human_seconds, layer_numbers
 from .signals import import_torch
 
@@ -22,9 +22,7 @@ def _check_folder(cache_dir: str | None) -> None:
 
     folder = default_cache_directory() if cache_dir is None else Path(cache_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder):
-            pass
+        try_folder(folder)
     except OSError as error:
         raise CheckpointError(f"packed cache {folder} cannot be written: {why_unwritable(error)}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ from ..benchmark.shapes import NUMBERS, SHAPES, parse_shape
 from ..cache_folder import DIRECTORY_VARIABLE
 from .bench import token_counts
 from .output import Verb, say, write, write_json
-from .output_file import replace_file
+from .output_file import replace_file, try_folder
 from .signals import import_torch
 
 
@@ -70,9 +69,7 @@ def _check_writable(folder: Path) -> None:
     from ..errors import ConfigError
 
     try:
-        nearest = next(path for path in (folder, *folder.parents) if path.exists())
-        with tempfile.NamedTemporaryFile(dir=nearest, prefix=".tune."):
-            pass
+        try_folder(folder)
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be written: {error.strerror}; name another folder with {DIRECTORY_VARIABLE}"
